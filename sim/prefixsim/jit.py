@@ -1,0 +1,118 @@
+"""The one place where functions are compiled, and the cache that makes the second run start at once.
+
+Numba's own disk cache looks only at a function's own file: an edited callee in another file gives stale answers. So the
+cache folder is keyed by the content of *every* source file that has kernels, the Numba version and the Python version;
+an edit anywhere means a new folder. Where the folder cannot be written, kernels are compiled in memory.
+
+Rules for kernels: module-level functions; arrays and scalars only; int64, int32, int8, float64 (no uint64: JIT and
+Python disagree on it); constants are module globals of the kernel's own package; no RNG, no parallel, no fastmath.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core import event
+
+from prefixsim.paths import cache_dir
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PACKAGE = Path(__file__).resolve().parent
+_MARKER = b"prefixsim.jit"
+
+
+@cache
+def kernel_hash() -> str:
+    """SHA-256 (first 16 hex digits) over all sources with kernels, and the Numba and Python versions."""
+    digest = hashlib.sha256(f"{numba.__version__}|{sys.version}".encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        source = path.read_bytes()
+        if _MARKER in source:
+            digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + source)
+    return digest.hexdigest()[:16]
+
+
+@cache
+def kernel_cache_dir() -> Path | None:
+    """Folder of compiled kernels for the present sources; None where nothing can be written."""
+    folder = cache_dir() / "kernels" / kernel_hash()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return None
+
+
+def kernels_are_cached() -> bool:
+    """True when an earlier process has left compiled kernels for the present sources."""
+    folder = kernel_cache_dir()
+    return folder is not None and next(folder.rglob("*.nbi"), None) is not None
+
+
+def clear_kernel_cache() -> int:
+    """Removes compiled kernels of all versions; returns the number of bytes freed."""
+    root = cache_dir() / "kernels"
+    freed = sum(p.stat().st_size for p in root.rglob("*") if p.is_file()) if root.is_dir() else 0
+    shutil.rmtree(root, ignore_errors=True)
+    kernel_cache_dir.cache_clear()
+    return freed
+
+
+def kernel(function: F) -> F:
+    """Compiles a function on first call (nopython, GIL released, Python's integer division errors), cached on disk.
+
+    With NUMBA_DISABLE_JIT=1 the function runs as plain Python, bounds-checked: the memory-safety and coverage lane.
+    """
+    options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "python"}
+    folder = kernel_cache_dir()
+    if folder is None or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def compile_seconds() -> Iterator[Callable[[], float]]:
+    """Context that measures wall seconds spent compiling kernels (outermost compilations only); yields a reader."""
+    listener = _OutermostTimer()
+    with event.install_listener("numba:compile", listener):
+        yield lambda: listener.total_s
+
+
+class _OutermostTimer(event.Listener):  # type: ignore[misc]
+    """Adds up the wall time of compile events, nested ones counted once."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.started = 0.0
+        self.total_s = 0.0
+
+    def on_start(self, event: Any) -> None:
+        from time import perf_counter
+
+        if self.depth == 0:
+            self.started = perf_counter()
+        self.depth += 1
+
+    def on_end(self, event: Any) -> None:
+        from time import perf_counter
+
+        self.depth -= 1
+        if self.depth == 0:
+            self.total_s += perf_counter() - self.started

@@ -1,0 +1,55 @@
+"""Options of an SGLang engine, under SGLang's own names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from prefixsim.scenario.base import Strict
+
+EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random")
+
+
+class SglangFacts(Strict):
+    """Switches that are not SGLang options."""
+
+    merge_single_child_parents: bool = False
+    """What-if: after an eviction a parent left with one child is merged with it. The real SGLang does not do this."""
+
+
+class EvictionConfig(Strict):
+    """Parameters of slru and tlru."""
+
+    protected_threshold: int = Field(2, ge=0)
+    threshold: int = Field(0, ge=0)
+    next_prompt_estimate: int = Field(0, ge=0)
+
+
+class SglangOptions(Strict):
+    """One SGLang engine. Option names are those of `sglang serve`."""
+
+    name: str
+    """Name in results."""
+    kind: Literal["sglang", "sglang@0.5.23"] = "sglang@0.5.23"
+    page_size: int = Field(1, ge=1, le=1 << 20)
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Tokens in the KV pool; default: from the GPU's memory."""
+    mem_fraction_static: float | None = Field(None, gt=0, lt=1)
+    """Default: SGLang's formula for the GPU."""
+    disable_radix_cache: bool = False
+    radix_eviction_policy: Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru"] = "lru"
+    radix_eviction_policy_config: EvictionConfig = EvictionConfig()
+    schedule_policy: Literal[
+        "fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random"
+    ] = "fcfs"
+    max_running_requests: int | None = Field(None, ge=1)
+    chunked_prefill_size: int | None = Field(None, ge=-1)
+    """Default: SGLang's for the GPU's memory; -1: no chunking."""
+    max_prefill_tokens: int = Field(16384, ge=1)
+    schedule_conservativeness: float = Field(1.0, ge=0)
+    disable_overlap_schedule: bool = False
+    context_length: int | None = Field(None, ge=1)
+    strip_thinking_cache: bool = False
+    facts: SglangFacts = SglangFacts()

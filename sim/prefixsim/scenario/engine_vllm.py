@@ -1,0 +1,51 @@
+"""Options of a vLLM engine, under vLLM's own names; and the facts that differ between versions, as named switches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from prefixsim.scenario.base import Strict
+
+VLLM_VERSIONS = ("0.33", "0.11")
+
+
+class VllmFacts(Strict):
+    """Switches for what changed between versions; None: as the version in `kind` has it."""
+
+    split_free_queue: bool | None = None
+    """Freed blocks without a hash go to the front of the free queue (0.33: true; 0.11: false, all appended tail first)."""
+    stats_count_retries: bool | None = None
+    """Every lookup of a request that could not be allocated counts in the statistics (0.33: false; 0.11: true)."""
+
+
+class VllmOptions(Strict):
+    """One vLLM engine. Option names are those of `vllm serve`."""
+
+    name: str
+    """Name in results."""
+    kind: Literal["vllm", "vllm@0.33", "vllm@0.11"] = "vllm@0.33"
+    block_size: int = Field(16, ge=1, le=1 << 20)
+    num_gpu_blocks_override: int | None = Field(None, ge=2)
+    """Number of KV blocks, vLLM's null block included; default: from the GPU's memory."""
+    gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
+    enable_prefix_caching: bool = True
+    max_num_seqs: int | None = Field(None, ge=1)
+    """Default: vLLM's for the GPU (1024 on H100/H200-class, else 256)."""
+    max_num_batched_tokens: int | None = Field(None, ge=1)
+    """Default: vLLM's for the GPU (8192 on H100/H200-class, else 2048; 16384 from 160 GiB)."""
+    max_model_len: int | None = Field(None, ge=1)
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = Field(0, ge=0)
+    async_scheduling: bool | None = None
+    """Two steps in flight (0.33: true; 0.11: false)."""
+    scheduler_reserve_full_isl: bool | None = None
+    """Admission tests room for the whole prompt (0.33: true; 0.11: false)."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    watermark: float = Field(0.0, ge=0, lt=1)
+    layout: Literal["full", "swa", "hybrid"] = "full"
+    sliding_window: int | None = Field(None, ge=1)
+    prefix_cache_retention_interval: int | None = Field(0, ge=0)
+    """For sliding-window groups; 0: vLLM's default, null: dense."""
+    facts: VllmFacts = VllmFacts()
