@@ -15,9 +15,7 @@ MAX_TIME_S = 9.0e9
 def seconds_to_ns(seconds: float) -> int:
     """Seconds to the nearest nanosecond (int). Raises ValueError when not finite or outside ±`MAX_TIME_S`."""
     if not math.isfinite(seconds) or abs(seconds) > MAX_TIME_S:
-        raise ValueError(
-            f"{seconds} s is not a time this program can hold (finite, at most {MAX_TIME_S:g} s)"
-        )
+        raise ValueError(f"{seconds} s is not a time this program can hold (finite, at most {MAX_TIME_S:g} s)")
     return round(seconds * NS_PER_S)
 
 

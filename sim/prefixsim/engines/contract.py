@@ -13,7 +13,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from prefixsim.hardware.steptime import StepCosts
 from prefixsim.records import I64, EngineRecord
+from prefixsim.workload.intern import ChainIndex
+from prefixsim.workload.table import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,35 @@ class Progress:
     completed: I64
 
 
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """What every engine is built from: `engines.<family>.engine.build(options, inputs) -> Engine`.
+
+    workload and chains: chains interned under the engine's namespace rule at its granularity (block or page size).
+    costs: step time and host costs (`StepCosts.steps()` for `clock: steps`).
+    capacity: vLLM: number of GPU blocks, null block included; SGLang: tokens in the pool (floored to pages by the engine).
+    gpu_memory_gib: nominal memory of the GPU, for the engines' own defaults (0: unknown).
+    replica: number of this replica. rows: int64 (n, 16) request table (records.REQUEST_COLUMNS), written in place for
+    requests this replica serves; shared by all replicas of a run. awaited bool (n,): completions somebody waits for.
+    seed: for anything random (schedule_policy random). keep_commits: fill EngineRecord.first_commit_ns.
+    single_step: return from `advance` after every step (`granularity: step`; must not change any result).
+    """
+
+    workload: Workload
+    chains: ChainIndex
+    costs: StepCosts
+    capacity: int
+    rows: I64
+    awaited: npt.NDArray[np.bool_]
+    gpu_memory_gib: float = 0.0
+    replica: int = 0
+    seed: int = 0
+    keep_commits: bool = False
+    single_step: bool = False
+
+
 class Engine(Protocol):
-    """One replica. Built per engine folder by `build(options, workload, hardware, ...)`."""
+    """One replica, built by `engines.<family>.engine.build(options, inputs)`."""
 
     name: str
     kind: str

@@ -47,9 +47,7 @@ def prefill_item(coef, q, past):
 
 
 @kernel
-def step_ns(
-    coef, gemm_us, lm_head_us, tokens, n_prefill, pf_work, pf_longest, n_decode, kv_tokens, n_sampled
-):
+def step_ns(coef, gemm_us, lm_head_us, tokens, n_prefill, pf_work, pf_longest, n_decode, kv_tokens, n_sampled):
     """Duration of one step in ns (int64, at least 1).
 
     coef: float64 (N_COEF,). gemm_us: float64, GEMM time of one layer by number of tokens in the step (index clamped to
@@ -65,8 +63,7 @@ def step_ns(
         layer += coef[C_PF_T0_US] + (spread if spread > pf_longest else pf_longest)
     if n_decode > 0:
         decode = (
-            coef[C_DEC_CTA_US] * n_decode * coef[C_PF_KV_HEADS] / coef[C_SMS]
-            + kv_tokens * coef[C_DEC_US_PER_KV_TOKEN]
+            coef[C_DEC_CTA_US] * n_decode * coef[C_PF_KV_HEADS] / coef[C_SMS] + kv_tokens * coef[C_DEC_US_PER_KV_TOKEN]
         )
         if n_prefill > 0:
             layer += decode * coef[C_MIXED_PENALTY]

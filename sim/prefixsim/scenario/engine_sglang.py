@@ -41,9 +41,7 @@ class SglangOptions(Strict):
     disable_radix_cache: bool = False
     radix_eviction_policy: Literal["lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru"] = "lru"
     radix_eviction_policy_config: EvictionConfig = EvictionConfig()
-    schedule_policy: Literal[
-        "fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random"
-    ] = "fcfs"
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random"] = "fcfs"
     max_running_requests: int | None = Field(None, ge=1)
     chunked_prefill_size: int | None = Field(None, ge=-1)
     """Default: SGLang's for the GPU's memory; -1: no chunking."""

@@ -110,17 +110,13 @@ def parse(text: str, file: str, error: type[InputError] = ScenarioError) -> Docu
             for key_node, value_node in node.value:
                 at = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
                 if not isinstance(key_node, yaml.ScalarNode):
-                    problems.append(
-                        Problem("a key must be a plain name", file, *at, key=dotted(path) or None)
-                    )
+                    problems.append(Problem("a key must be a plain name", file, *at, key=dotted(path) or None))
                     continue
                 key = key_node.value
                 if key in out:
                     first = key_marks[(*path, key)]
                     problems.append(
-                        Problem(
-                            f"duplicate key (first on line {first[0]})", file, *at, key=dotted((*path, key))
-                        )
+                        Problem(f"duplicate key (first on line {first[0]})", file, *at, key=dotted((*path, key)))
                     )
                     continue
                 key_marks[(*path, key)] = at
@@ -156,17 +152,11 @@ def scalar(node: yaml.Node) -> Any:
     if text in _FALSE:
         return False
     if _TRAPS.match(text):
-        raise ValueError(
-            f"found {text!r}: YAML tools disagree on what it means; write true, false, null or quote it"
-        )
+        raise ValueError(f"found {text!r}: YAML tools disagree on what it means; write true, false, null or quote it")
     if _OCTAL.match(text):
-        raise ValueError(
-            f"found {text!r}: may be read as octal or hexadecimal; write a decimal number or quote it"
-        )
+        raise ValueError(f"found {text!r}: may be read as octal or hexadecimal; write a decimal number or quote it")
     if _SEXAGESIMAL.match(text):
-        raise ValueError(
-            f"found {text!r}: YAML 1.1 reads it in base 60; write seconds as a number or quote it"
-        )
+        raise ValueError(f"found {text!r}: YAML 1.1 reads it in base 60; write seconds as a number or quote it")
     if _INT.match(text):
         if len(text) > 40:
             raise ValueError("a number of more than 40 digits")
@@ -208,9 +198,7 @@ def validate(
             kind, found = fault["type"], fault.get("input")
             if kind == "extra_forbidden":
                 names = known_keys(path[:-1]) if known_keys else model_keys(model, path[:-1])
-                problems.append(
-                    document.problem(path, f"unknown key{nearest(str(path[-1]), names)}", at_key=True)
-                )
+                problems.append(document.problem(path, f"unknown key{nearest(str(path[-1]), names)}", at_key=True))
             elif kind == "missing":
                 problems.append(document.problem(path[:-1], f"missing key '{fault['loc'][-1]}'"))
             else:

@@ -94,10 +94,7 @@ def namespaces(workload: Workload, rule: NamespaceRule) -> I32:
         distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
         names: dict[str, int] = {"": 0}
         code = np.array(
-            [
-                names.setdefault(workload.extra_key_names[e] + workload.lora_names[a], len(names))
-                for e, a in distinct.T
-            ],
+            [names.setdefault(workload.extra_key_names[e] + workload.lora_names[a], len(names)) for e, a in distinct.T],
             dtype=np.int64,
         )
         first, second = code[inverse.reshape(-1)], workload.salt
@@ -111,9 +108,7 @@ def build_trie(workload: Workload, rule: NamespaceRule) -> Trie:
     """Interns a workload in request order. A request whose output content is unknown gets a unique output element."""
     w = workload
     lengths = w.atom_tokens if w.atom_tokens is not None else np.ones(0, dtype=np.int32)
-    piece_offset, piece_id, piece_tokens = cut_atoms(
-        w.atom_offset, w.prompt_atoms, w.atom_id, lengths, w.output_tokens
-    )
+    piece_offset, piece_id, piece_tokens = cut_atoms(w.atom_offset, w.prompt_atoms, w.atom_id, lengths, w.output_tokens)
     space = namespaces(w, rule)
     tokens, end, parent, run_offset, run_start, run_end, created = intern_rows(
         piece_offset, piece_id, piece_tokens, space

@@ -141,9 +141,7 @@ def make_workload(
     out: dict[str, object] = {}
     for name, (dtype, default) in defaults.items():
         value = columns.pop(name, None)
-        out[name] = (
-            np.full(n, default, dtype=dtype) if value is None else np.ascontiguousarray(value, dtype=dtype)
-        )
+        out[name] = np.full(n, default, dtype=dtype) if value is None else np.ascontiguousarray(value, dtype=dtype)
     max_tokens = columns.pop("max_tokens", None)
     outputs = np.ascontiguousarray(output_tokens, dtype=np.int64)
     assumed = bool(columns.pop("max_tokens_assumed", max_tokens is None))

@@ -51,6 +51,4 @@ def read_native(path: Path) -> Workload:
     """Reads a native trace of token rows."""
     data = path.read_bytes()
     rows = [json.loads(line) for line in data.splitlines() if line.strip()]
-    return workload_from_rows(
-        rows, Source(kind="native", path=str(path), sha256=hashlib.sha256(data).hexdigest())
-    )
+    return workload_from_rows(rows, Source(kind="native", path=str(path), sha256=hashlib.sha256(data).hexdigest()))

@@ -1,0 +1,73 @@
+"""The typer application and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import typer
+
+import prefixsim.cli
+from prefixsim.errors import EXIT_COULD_NOT_RUN, PrefixsimError
+
+app = typer.Typer(
+    name="prefixsim",
+    help="Simulate LLM prefix caching: vLLM's hash blocks and SGLang's radix tree on modelled GPUs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from prefixsim import __version__
+
+        typer.echo(f"prefixsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def register_commands() -> None:
+    """Finds every `cmd_*.py` beside this file, in alphabetical order."""
+    for module in sorted(m.name for m in pkgutil.iter_modules(prefixsim.cli.__path__) if m.name.startswith("cmd_")):
+        importlib.import_module(f"prefixsim.cli.{module}").register(app)
+
+
+def run_app() -> None:
+    """Runs the application. Exit codes: 0 fine, 1 a check failed, 2 could not run. No traceback reaches a user
+    (PREFIXSIM_DEBUG=1 shows it)."""
+    register_commands()
+    try:
+        app()
+    except PrefixsimError as exc:
+        _fail(exc, f"error: {exc}", exc.exit_code)
+    except KeyboardInterrupt as exc:
+        _fail(exc, "interrupted; finished results are kept")
+    except MemoryError as exc:
+        _fail(exc, "error: out of memory; use a shorter trace, a coarser granularity or fewer replicas")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_COULD_NOT_RUN)
+    except OSError as exc:
+        _fail(exc, f"error: {exc.filename or 'output'}: {exc.strerror or exc}")
+    except Exception as exc:  # the last resort: still no traceback
+        _fail(
+            exc,
+            f"internal error: {type(exc).__name__}: {exc}\nThis is a defect in prefixsim; PREFIXSIM_DEBUG=1 shows where.",
+        )
+
+
+def _fail(exc: BaseException, message: str, code: int = EXIT_COULD_NOT_RUN) -> None:
+    if os.environ.get("PREFIXSIM_DEBUG", "") not in ("", "0"):
+        raise exc
+    print(message, file=sys.stderr)
+    sys.exit(code)
