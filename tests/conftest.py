@@ -1,0 +1,26 @@
+"""Shared fixtures: where the data kept beside the checkout lies, and folders of one's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+settings.register_profile(
+    "default", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference data beside the checkout; skips the test, saying so, where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no reference data at {SHARED}")
+    return SHARED
