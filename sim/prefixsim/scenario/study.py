@@ -1,0 +1,167 @@
+"""Study files: a base scenario, axes, repeats (`sweep`); goals and limits (`plan`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from prefixsim.scenario.base import Strict
+
+Scalar = bool | int | float | str | None
+Value = Scalar | list[Any] | dict[str, Any]
+
+
+class Range(Strict):
+    """start, start + step, ... up to and including stop."""
+
+    start: float | int
+    stop: float | int
+    step: float | int = Field(gt=0)
+
+    def values(self) -> list[Any]:
+        """The points; ints stay ints."""
+        count = int((self.stop - self.start) / self.step + 1e-9) + 1
+        return [self.start + i * self.step for i in range(max(count, 0))]
+
+    def size(self) -> int:
+        """Number of points, without making them."""
+        return max(int((self.stop - self.start) / self.step + 1e-9) + 1, 0)
+
+
+class Geometric(Strict):
+    """`points` values from start to stop in equal ratios; rounded to ints when both ends are ints."""
+
+    start: float | int = Field(gt=0)
+    stop: float | int = Field(gt=0)
+    points: int = Field(ge=2)
+
+    def values(self) -> list[Any]:
+        """The points."""
+        ratio = (self.stop / self.start) ** (1 / (self.points - 1))
+        raw = [self.start * ratio**i for i in range(self.points)]
+        whole = isinstance(self.start, int) and isinstance(self.stop, int)
+        return list(dict.fromkeys(round(v) for v in raw)) if whole else raw
+
+    def size(self) -> int:
+        """Number of points, without making them."""
+        return self.points
+
+
+class Axis(Strict):
+    """One axis: a key of the scenario and its values. Engines may be named: `engines.vllm.block_size`."""
+
+    key: str
+    values: list[Value] | None = None
+    range: Range | None = None
+    geometric: Geometric | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Axis:
+        given = [n for n in ("values", "range", "geometric") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(f"an axis needs exactly one of values, range, geometric (found {given or 'none'})")
+        return self
+
+    def points(self) -> list[Any]:
+        """The values of the axis."""
+        if self.values is not None:
+            return list(self.values)
+        spread = self.range or self.geometric
+        return spread.values() if spread else []
+
+    def size(self) -> int:
+        """Number of values, without making them."""
+        if self.values is not None:
+            return len(self.values)
+        spread = self.range or self.geometric
+        return spread.size() if spread else 0
+
+
+class ZippedAxes(Strict):
+    """Axes that move together: all of the same length."""
+
+    zip: list[Axis] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _same_length(self) -> ZippedAxes:
+        sizes = [axis.size() for axis in self.zip]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"zipped axes have different lengths: {sizes}")
+        return self
+
+
+AnyAxis = Axis | ZippedAxes
+
+
+class Price(Strict):
+    """What one GPU costs an hour."""
+
+    usd_per_hour: float = Field(gt=0)
+    source: str
+    date: str
+
+
+class StudySpec(Strict):
+    """A sweep: every point of the grid, `repeats` seeds each."""
+
+    name: str
+    description: str = ""
+    base: str
+    """A scenario: a path relative to the study file, or the name of a shipped one."""
+    set: dict[str, Value] = {}
+    """Keys changed in the base before the axes are applied."""
+    axes: list[AnyAxis] = Field(min_length=1)
+    exclude: list[dict[str, Value]] = []
+    """Points that have all of these values are left out."""
+    repeats: int = Field(1, ge=1, le=1000)
+    """Seeds a point: seed, seed + 1, ..."""
+    columns: list[str] = []
+    """Summary metrics shown in the table, e.g. vllm.hit_rate; default: hit rate, p99 TTFT, throughput of each engine."""
+    cost: str | None = None
+    """Metric on the cost side of the Pareto front."""
+    latency: str | None = None
+    """Metric on the latency side."""
+
+
+class Limit(Strict):
+    """One service-level objective on a summary metric, e.g. {metric: ttft_s.p99, at_most: 0.5}, for the planned engine."""
+
+    metric: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Limit:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("a limit needs exactly one of at_most, at_least")
+        return self
+
+
+class PlanSpec(Strict):
+    """The highest rate a fleet sustains, or the cheapest fleet for a rate, under limits."""
+
+    name: str
+    description: str = ""
+    base: str
+    set: dict[str, Value] = {}
+    find: Literal["max_rate", "cheapest_fleet"] = "max_rate"
+    engines: list[str] = []
+    """Engines to plan for; default: every engine of the base."""
+    limits: list[Limit] = Field(min_length=1)
+    rate_key: str = "workload.arrivals.rate_per_s"
+    """The scenario key that holds the rate."""
+    rate: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.1, 1000.0]
+    """Bounds of the rate searched, requests a second (max_rate)."""
+    replicas: Annotated[list[int], Field(min_length=2, max_length=2)] = [1, 64]
+    """Bounds of the number of replicas searched (cheapest_fleet)."""
+    tolerance: float = Field(0.02, gt=0, lt=1)
+    """Relative width at which bisection of the rate stops."""
+    over: list[AnyAxis] = []
+    """Fleet shapes compared: GPU, tensor_parallel_size, block_size, router, ..."""
+    repeats: int = Field(3, ge=1, le=100)
+    """Seeds; the same seeds at every rate and fleet (common random numbers)."""
+    prices: dict[str, Price] = {}
+    """By GPU profile name; missing ones are taken from the profile where it has one."""
+    compare_without_caching: bool = True
+    """Also plan with prefix caching off, to state what caching saves."""
