@@ -1,0 +1,316 @@
+"""Sliding-window and hybrid KV-cache groups of vLLM 0.33 in plain Python, to be read beside docs/vllm_groups.md.
+
+One pool of blocks serves all groups. A group has its own block table for each request and its own keys in the cache map:
+a full-attention group keeps a request's blocks to its end, a window group gives back what its attention no longer reaches.
+Blocks are named by dense chain ids (equal id, equal whole prefix), which stand for the engine's chained hashes.
+
+This is the definition that the compiled kernels (groups_kernels.py) are tested against.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NULL = 0
+"""Block 0: stands in tables for blocks that left the window; never allocated, never free."""
+FULL, WINDOW = "full", "window"
+MAX_MODEL_LEN = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """What decides the cache's behaviour.
+
+    num_gpu_blocks counts the null block. retention: tokens between kept window tails; 0: none but replay boundary and
+    junctions; None: dense. max_in_flight_tokens: tokens scheduled but not yet processed, at most (None: no bound); with
+    the window it bounds the blocks an admission test asks for.
+    """
+
+    layout: str
+    block_size: int
+    num_gpu_blocks: int
+    sliding_window: int
+    retention: int | None = 0
+    max_model_len: int = MAX_MODEL_LEN
+    max_in_flight_tokens: int | None = None
+    watermark_blocks: int = 0
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Kinds of the groups, in the order in which they allocate and free."""
+        return (WINDOW,) if self.layout == "swa" else (FULL, WINDOW)
+
+    @property
+    def window_blocks(self) -> int:
+        """Adjacent cached blocks that a window group needs for a hit."""
+        return -(-(self.sliding_window - 1) // self.block_size)
+
+    @property
+    def window_admission_blocks(self) -> int:
+        """Blocks of a window group that one request can hold at a time, at most."""
+        in_flight = self.max_model_len if self.max_in_flight_tokens is None else self.max_in_flight_tokens
+        tokens = min(self.sliding_window - 1 + in_flight, self.max_model_len)
+        return -(-tokens // self.block_size) + 1
+
+
+@dataclass(slots=True)
+class GroupRequest:
+    """One request as the cache sees it. chain: ids of the full blocks of prompt + outputs; `tokens` of it are known now."""
+
+    number: int
+    prompt_tokens: int
+    tokens: int
+    chain: Sequence[int]
+    computed: int = 0
+    in_flight: int = 0
+    junction: int = 0
+    """End of a prefix that another group still has and the window group lost or never kept (0: none)."""
+
+
+@dataclass(slots=True)
+class Hit:
+    """A lookup's result: blocks a group (NULL where the window does not reach), tokens, junction."""
+
+    blocks: tuple[list[int], ...]
+    tokens: int
+    junction: int
+
+
+class Pool:
+    """Blocks 1..n-1: the free queue in eviction order, reference counts, and the map from (group, chain) to blocks."""
+
+    def __init__(self, num_gpu_blocks: int) -> None:
+        self.n = num_gpu_blocks
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
+        self.refs = [0] * num_gpu_blocks
+        self.key: list[tuple[int, int] | None] = [None] * num_gpu_blocks
+        self.holders: dict[tuple[int, int], dict[int, None]] = {}
+        self.evicted = 0
+
+    def find(self, group: int, chain: int) -> int:
+        """The oldest block that holds a chain in a group, or NULL."""
+        return next(iter(self.holders.get((group, chain), ())), NULL)
+
+    def pop(self, count: int) -> list[int]:
+        """Takes `count` blocks from the front of the free queue; one that still had a key is evicted by that."""
+        taken = []
+        for _ in range(count):
+            block, _ = self.free.popitem(last=False)
+            key = self.key[block]
+            if key is not None:
+                self.evicted += 1
+                self.key[block] = None
+                del self.holders[key][block]
+                if not self.holders[key]:
+                    del self.holders[key]
+            self.refs[block] = 1
+            taken.append(block)
+        return taken
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """A hit: one reference more; a free block leaves the queue."""
+        for block in blocks:
+            if block != NULL:
+                if self.refs[block] == 0:
+                    del self.free[block]
+                self.refs[block] += 1
+
+    def put_key(self, block: int, group: int, chain: int) -> None:
+        """Makes a block findable; earlier holders of the same key stay in front of it."""
+        self.key[block] = (group, chain)
+        self.holders.setdefault((group, chain), {})[block] = None
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drops one reference each. Of those that reach 0, blocks without a key go to the front of the queue in this
+        order, then blocks with a key to the back in this order."""
+        front, back = [], []
+        for block in blocks:
+            if block != NULL:
+                self.refs[block] -= 1
+                if self.refs[block] == 0:
+                    (front if self.key[block] is None else back).append(block)
+        for block in reversed(front):
+            self.free[block] = None
+            self.free.move_to_end(block, last=False)
+        for block in back:
+            self.free[block] = None
+
+
+@dataclass(slots=True)
+class GroupCache:
+    """The cache of one engine: lookup, allocate (with window freeing and commit), free."""
+
+    rules: GroupRules
+    pool: Pool = field(init=False)
+    tables: tuple[dict[int, list[int]], ...] = field(init=False)
+    """Per group: request number -> its blocks, NULL where the window has passed."""
+    committed: tuple[dict[int, int], ...] = field(init=False)
+    """Per group: request number -> full blocks already judged (given a key, or masked out for good)."""
+
+    def __post_init__(self) -> None:
+        self.pool = Pool(self.rules.num_gpu_blocks)
+        self.tables = tuple({} for _ in self.rules.groups)
+        self.committed = tuple({} for _ in self.rules.groups)
+
+    # ---- lookup
+
+    def lookup(self, request: GroupRequest) -> Hit:
+        """The longest prefix that every group can serve, at most tokens - 1; whole blocks.
+
+        Full attention is walked left to right; what it finds bounds the window group, which is searched right to left.
+        (With one full group and one window group the fixed point is reached in this one pass: full attention can serve
+        every shorter prefix too.)
+        """
+        bs = self.rules.block_size
+        limit = (request.tokens - 1) // bs
+        blocks: list[list[int]] = []
+        longest = 0
+        for group, kind in enumerate(self.rules.groups):
+            found = self._full_run(group, request, limit) if kind == FULL else self._window_run(group, request, limit)
+            blocks.append(found)
+            limit = len(found)
+            longest = max(longest, limit)
+        for found in blocks:
+            del found[limit:]
+        return Hit(tuple(blocks), limit * bs, longest * bs if longest > limit else 0)
+
+    def _full_run(self, group: int, request: GroupRequest, limit: int) -> list[int]:
+        """Cached blocks 0, 1, 2, ... up to the first missing one."""
+        found = []
+        for k in range(limit):
+            block = self.pool.find(group, request.chain[k])
+            if block == NULL:
+                break
+            found.append(block)
+        return found
+
+    def _window_run(self, group: int, request: GroupRequest, limit: int) -> list[int]:
+        """The rightmost run of `window_blocks` adjacent cached blocks below `limit`, NULL before it; where there is
+        none, the run of cached blocks that starts at block 0, shorter than the window."""
+        need = max(self.rules.window_blocks, 1)
+        run = 0
+        for k in range(limit - 1, -1, -1):
+            run = run + 1 if self.pool.find(group, request.chain[k]) != NULL else 0
+            if run == need:
+                break
+        first = k if run == need else 0
+        return [NULL] * first + [self.pool.find(group, request.chain[k]) for k in range(first, first + run)]
+
+    # ---- allocation
+
+    def skipped_blocks(self, computed: int) -> int:
+        """Leading blocks that the window of the next token no longer touches when `computed` tokens are computed."""
+        return max(0, computed - self.rules.sliding_window + 1) // self.rules.block_size
+
+    def allocate(
+        self,
+        request: GroupRequest,
+        new_tokens: int,
+        hit: Hit | None = None,
+        *,
+        whole_sequence: bool = False,
+        watermark: bool = False,
+    ) -> bool:
+        """Room for `new_tokens` after the computed and hit tokens; False (and nothing taken) if there is not enough.
+
+        Order: test for the whole sequence (admissions only), blocks behind the window are freed (even if the next test
+        fails), test for this chunk, hits touched, new blocks popped group by group, full blocks committed.
+        """
+        rules = self.rules
+        hit_tokens = hit.tokens if hit else 0
+        computed = min(request.computed + hit_tokens, rules.max_model_len)
+        spare = len(self.pool.free) - (rules.watermark_blocks if watermark else 0)
+        if whole_sequence:
+            sequence = min(request.tokens, rules.max_model_len)
+            if self._blocks_needed(request, sequence, hit, computed, admission=True) > spare:
+                return False
+        slots = min(computed + new_tokens, rules.max_model_len)
+        self._free_behind_window(request, max(0, computed - request.in_flight))
+        spare = len(self.pool.free) - (rules.watermark_blocks if watermark else 0)
+        if self._blocks_needed(request, slots, hit, computed, admission=False) > spare:
+            return False
+        if hit is not None and hit.tokens:
+            self._adopt(request, hit)
+        for table in self.tables:
+            blocks = table.setdefault(request.number, [])
+            blocks += self.pool.pop(max(0, -(-slots // rules.block_size) - len(blocks)))
+        self.commit(request, min(computed + new_tokens, request.tokens))
+        return True
+
+    def _blocks_needed(self, request: GroupRequest, tokens: int, hit: Hit | None, computed: int, admission: bool) -> int:
+        """Blocks to take from the free queue so that `tokens` have a slot, hit blocks that are free now included."""
+        total = 0
+        for group, kind in enumerate(self.rules.groups):
+            required = -(-tokens // self.rules.block_size)
+            skipped = 0
+            if kind == WINDOW:
+                skipped = self.skipped_blocks(computed)
+                if admission:
+                    required = min(required, self.rules.window_admission_blocks)
+            held = len(self.tables[group].get(request.number, ()))
+            hits = hit.blocks[group] if hit else []
+            total += max(0, required - max(skipped, held + len(hits)))
+            total += sum(self.pool.refs[block] == 0 for block in hits[max(0, skipped - held) :] if block != NULL)
+        return total
+
+    def _free_behind_window(self, request: GroupRequest, processed: int) -> None:
+        """Window groups give back blocks behind the window of the next token, nearest first, and put NULL for them."""
+        for group, kind in enumerate(self.rules.groups):
+            blocks = self.tables[group].get(request.number)
+            if kind == FULL or not blocks:
+                continue
+            passed = []
+            for k in range(min(self.skipped_blocks(processed), len(blocks)) - 1, -1, -1):
+                if blocks[k] == NULL:
+                    break
+                passed.append(blocks[k])
+                blocks[k] = NULL
+            self.pool.release(passed)
+
+    def _adopt(self, request: GroupRequest, hit: Hit) -> None:
+        """Hit blocks become the request's table; those behind the window are NULL and are not touched."""
+        for group, kind in enumerate(self.rules.groups):
+            skipped = self.skipped_blocks(hit.tokens) if kind == WINDOW else 0
+            kept = hit.blocks[group][skipped:]
+            self.pool.touch(kept)
+            self.tables[group][request.number] = [NULL] * skipped + kept
+            self.committed[group][request.number] = skipped + len(kept)
+
+    # ---- commit
+
+    def commit(self, request: GroupRequest, tokens: int) -> None:
+        """Gives keys to full blocks up to `tokens`: all of a full group's, those a hit can reach of a window group's."""
+        full = min(tokens, request.tokens) // self.rules.block_size
+        for group, kind in enumerate(self.rules.groups):
+            first = self.committed[group].get(request.number, 0)
+            blocks = self.tables[group].get(request.number, [])
+            for k in range(first, full):
+                if blocks[k] != NULL and (kind == FULL or self.retained(request, k)):
+                    self.pool.put_key(blocks[k], group, request.chain[k])
+            if full > first:
+                self.committed[group][request.number] = full
+
+    def retained(self, request: GroupRequest, k: int) -> bool:
+        """Whether a window group keeps block k: it lies in the tail that a hit at some boundary needs.
+
+        Dense: every block (a boundary after each). Else boundaries are the last position a resend of the prompt can
+        resume at (prompt - 1), the junction found by the lookup, and every multiple of a positive interval.
+        """
+        need, bs, interval = self.rules.window_blocks, self.rules.block_size, self.rules.retention
+        period = 1 if interval is None else interval // bs
+        if period and (need >= period or k % period >= period - need):
+            return True
+        if interval is None:
+            return False
+        boundaries = [request.prompt_tokens - 1] + ([request.junction] if request.junction else [])
+        return any(b // bs - need <= k < b // bs for b in boundaries)
+
+    # ---- end
+
+    def free(self, request: GroupRequest) -> None:
+        """The request's blocks are released group by group, tail first."""
+        for table, committed in zip(self.tables, self.committed, strict=True):
+            self.pool.release(table.pop(request.number, [])[::-1])
+            committed.pop(request.number, None)
