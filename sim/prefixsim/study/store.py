@@ -1,0 +1,62 @@
+"""Finished points on disk: one JSON file a point under its identity, written to a temporary name and renamed.
+
+Killed at any moment, a study resumes: a point that has its file is not run again; a half-written one does not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from prefixsim import __version__
+from prefixsim.errors import OutputError
+
+
+def canonical(data: Any) -> str:
+    """JSON with sorted keys and no spaces: equal data, equal text."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def point_id(scenario: Any, workload_sha256: str) -> str:
+    """Identity of one point (24 hex digits): SHA-256 over resolved scenario, workload content and program version."""
+    text = canonical([scenario, workload_sha256, __version__])
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes a file so that it is either whole or absent. Raises OutputError when the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as f:
+                f.write(text)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
+
+
+class PointStore:
+    """Results by point identity in `<folder>/points/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "points"
+
+    def get(self, identity: str) -> dict[str, Any] | None:
+        """A finished point, or None when it is absent or not readable as a whole."""
+        try:
+            data = json.loads((self.folder / f"{identity}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) and data.get("point_id") == identity else None
+
+    def put(self, identity: str, summary: dict[str, Any]) -> None:
+        """Keeps a finished point."""
+        write_atomic(self.folder / f"{identity}.json", canonical({"point_id": identity, "summary": summary}) + "\n")
