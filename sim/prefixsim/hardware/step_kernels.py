@@ -4,6 +4,7 @@
 The caller adds up the batch as it schedules: for every prefill item `prefill_item`, for every decode its KV length.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 from __future__ import annotations
 
 import math

@@ -1,0 +1,272 @@
+"""Finds profiles by name and puts a replica's hardware together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from prefixsim.errors import InputError, NotModelledError, Problem, ProfileError, nearest
+from prefixsim.hardware import memory as mem
+from prefixsim.hardware.memory import KvCapacity
+from prefixsim.hardware.models import ModelProfile, model_from_config
+from prefixsim.hardware.profiles import GpuProfile, HostProfile, numbers
+from prefixsim.hardware.steptime import HostCosts, StepCosts
+from prefixsim.paths import data_dir
+from prefixsim.scenario.engine_sglang import SglangOptions
+from prefixsim.scenario.engine_vllm import VllmOptions
+from prefixsim.scenario.hardware import HardwareSpec
+from prefixsim.scenario.strict_yaml import read, validate
+
+P = TypeVar("P", bound=BaseModel)
+_LONG = {
+    "bf16": "bfloat16",
+    "fp16": "bfloat16",
+    "float16": "bfloat16",
+    "fp32": "float32",
+}  # 16-bit floats cost the same
+
+
+def profile_names(kind: str, base_dir: Path | None = None) -> dict[str, Path]:
+    """Known profiles of a kind ("gpus", "models", "hosts"): name -> file. The working folder's come before shipped ones."""
+    found: dict[str, Path] = {}
+    for root in _roots(base_dir):
+        for path in sorted((root / kind).glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def _roots(base_dir: Path | None) -> list[Path]:
+    return [*([base_dir / "hw_profiles"] if base_dir else []), Path("hw_profiles"), data_dir("hw_profiles")]
+
+
+def find_profile(kind: str, name: str, base_dir: Path | None = None) -> Path:
+    """The file of a profile: `name` as a path (absolute, or relative to base_dir or the working folder), else by name.
+
+    Raises InputError naming the nearest known profile.
+    """
+    if "/" in name or name.endswith((".yaml", ".yml", ".json")):
+        for candidate in (*([base_dir / name] if base_dir else []), Path(name)):
+            if candidate.is_file():
+                return candidate
+        raise InputError(Problem(f"no such profile file: {name}", key=kind.rstrip("s")))
+    known = profile_names(kind, base_dir)
+    if name not in known:
+        raise InputError(Problem(f"unknown profile {name!r}{nearest(name, known)}", key=kind.rstrip("s")))
+    return known[name]
+
+
+def read_profile(path: Path, model: type[P]) -> P:
+    """Reads one YAML profile. Raises ProfileError with file, line and key."""
+    return validate(read(path, ProfileError), model, ProfileError)
+
+
+def load_gpu(name: str, base_dir: Path | None = None) -> GpuProfile:
+    """A GPU profile by name or path."""
+    return read_profile(find_profile("gpus", name, base_dir), GpuProfile)
+
+
+def load_model(name: str, base_dir: Path | None = None) -> ModelProfile:
+    """A model profile by name or path; a `.json` is read as a Hugging Face config."""
+    path = find_profile("models", name, base_dir)
+    return model_from_config(path) if path.suffix == ".json" else read_profile(path, ModelProfile)
+
+
+def load_host(name: str, base_dir: Path | None = None) -> HostProfile:
+    """A host profile by name or path."""
+    return read_profile(find_profile("hosts", name, base_dir), HostProfile)
+
+
+def load_hardware(spec: HardwareSpec, *, base_dir: Path | None = None) -> Hardware:
+    """Loads GPU, model and host of a scenario. Raises InputError, ProfileError, NotModelledError."""
+    gpu, model = load_gpu(spec.gpu, base_dir), load_model(spec.model, base_dir)
+    model.check_tp(spec.tensor_parallel_size)
+    hardware = Hardware(spec=spec, gpu=gpu, model=model, host=load_host(spec.host, base_dir))
+    if spec.tensor_parallel_size > 1 and gpu.allreduce is None:
+        raise NotModelledError(f"{gpu.name}: the profile has no all-reduce times: tensor_parallel_size must be 1")
+    return hardware
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One replica's hardware: `tensor_parallel_size` GPUs with one model."""
+
+    spec: HardwareSpec
+    gpu: GpuProfile
+    model: ModelProfile
+    host: HostProfile
+
+    @property
+    def gpu_memory_gib(self) -> float:
+        """Nominal memory of one GPU: what the engines' defaults go by."""
+        return self.gpu.device.memory_nominal_gib.value
+
+    @property
+    def weights_dtype(self) -> str:
+        """bfloat16 (any 16-bit float), float32, fp8, fp8_block or mxfp4."""
+        asked = self.model.weights_dtype if self.spec.dtype == "auto" else self.spec.dtype
+        return _LONG.get(asked, asked)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of one cached number."""
+        asked = _LONG.get(self.spec.kv_cache_dtype, self.spec.kv_cache_dtype)
+        if asked == "auto":
+            return 4.0 if self.weights_dtype == "float32" else 2.0
+        return {"fp8": 1.0, "bfloat16": 2.0, "float32": 4.0}[asked]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV bytes of one token on one GPU, all layers."""
+        per_layer = self.model.kv_elements_per_gpu(self.spec.tensor_parallel_size) * self.kv_bytes
+        return round(self.model.layers * per_layer)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of one replica."""
+        price = self.spec.usd_per_gpu_hour
+        if price is None and self.gpu.price_usd_per_hour is not None:
+            price = self.gpu.price_usd_per_hour.value
+        return None if price is None else price * self.spec.tensor_parallel_size
+
+    @property
+    def validity(self) -> str:
+        """One sentence: how good these numbers are and where they stop."""
+        return self.gpu.validity
+
+    def host_costs(self, block_size: int = 16) -> HostCosts:
+        """Host costs; hashing by block size (16, 64 or 128 and above: the nearest measured one below)."""
+        h = self.host
+        hashing = h.hash_ns_per_token_block16 if block_size < 64 else h.hash_ns_per_token_block64
+        hashing = h.hash_ns_per_token_block128 if block_size >= 128 else hashing
+        return HostCosts(
+            hash_ns_per_token=hashing.value,
+            match_ns_per_node=h.match_ns_per_node.value,
+            insert_ns_per_node=h.insert_ns_per_node.value,
+            split_ns_per_node=h.split_ns_per_node.value,
+            evict_ns_per_node=h.evict_ns_per_node.value,
+            tree_node_bytes=h.tree_node_bytes.value,
+        )
+
+    def step_costs(self, family: str, *, block_size: int = 16) -> StepCosts:
+        """What a step costs under an engine family ("vllm", "sglang"). Raises NotModelledError where the profile has no
+        times for this dtype, TP or engine."""
+        from prefixsim.hardware.costs import step_costs
+
+        return step_costs(
+            self.gpu,
+            self.model,
+            dtype=self.weights_dtype,
+            kv_bytes=self.kv_bytes,
+            tp=self.spec.tensor_parallel_size,
+            family=family,
+            host=self.host_costs(block_size),
+        )
+
+    def kv_capacity(self, options: VllmOptions | SglangOptions) -> KvCapacity:
+        """KV cache under an engine's options (overrides `num_gpu_blocks_override`, `max_total_tokens` are not applied).
+
+        Raises DoesNotFitError saying by how much, and what would fit.
+        """
+        return (self._vllm if isinstance(options, VllmOptions) else self._sglang)(options)  # type: ignore[arg-type]
+
+    def _common(self) -> tuple[float, str, dict[str, mem.Component]]:
+        spec, dtype, tp = self.spec, self.weights_dtype, self.spec.tensor_parallel_size
+        total = spec.memory.total_gib or self.gpu.device.memory_usable_gib.value
+        weights = mem.component(
+            spec.memory.weights_gib, mem.weights_gib(self.model, dtype, tp), f"parameters in {dtype} over {tp} GPU(s)"
+        )
+        return total, f"{self.model.name} ({dtype}, TP {tp}) on {self.gpu.name}", {"weights": weights}
+
+    def _vllm(self, options: VllmOptions) -> KvCapacity:
+        spec, tp = self.spec, self.spec.tensor_parallel_size
+        total, what, parts = self._common()
+        tokens, seqs = mem.vllm_default_limits(self.gpu_memory_gib, self.gpu.device.architecture)
+        tokens, seqs = options.max_num_batched_tokens or tokens, options.max_num_seqs or seqs
+        parts["activation"] = mem.component(
+            spec.memory.activation_gib,
+            mem.vllm_activation_gib(self.model, self.weights_dtype, tp, tokens, seqs),
+            f"profiling run of {tokens} tokens, {seqs} sequences (vLLM >= 0.17)",
+        )
+        number = self.gpu.vllm_memory.non_torch_tp1_gib if tp == 1 else self.gpu.vllm_memory.non_torch_tp_gib
+        parts["non_torch"] = mem.component(spec.memory.non_torch_gib, number.value, number.source)
+        parts["cuda_graphs"] = mem.component(
+            spec.memory.cuda_graphs_gib, 0.0, "not counted: no public measurement; vLLM >= 0.21 subtracts its estimate"
+        )
+        return mem.finish(
+            total * options.gpu_memory_utilization,
+            parts,
+            self.kv_bytes_per_token,
+            options.block_size,
+            what=what,
+            hint=self._hint(parts, total * options.gpu_memory_utilization),
+        )
+
+    def _sglang(self, options: SglangOptions) -> KvCapacity:
+        total, what, parts = self._common()
+        tp = self.spec.tensor_parallel_size
+        fraction = options.mem_fraction_static or mem.sglang_static_fraction(
+            self.gpu_memory_gib, tp, options.chunked_prefill_size
+        )
+        for name, given in (
+            ("activation", self.spec.memory.activation_gib),
+            ("non_torch", self.spec.memory.non_torch_gib),
+            ("cuda_graphs", self.spec.memory.cuda_graphs_gib),
+        ):
+            parts[name] = mem.component(given, 0.0, f"inside the {1 - fraction:.1%} that mem_fraction_static leaves")
+        return mem.finish(
+            total * fraction,
+            parts,
+            self.kv_bytes_per_token,
+            options.page_size,
+            what=what,
+            hint=self._hint(parts, total * fraction),
+        )
+
+    def _hint(self, parts: dict[str, mem.Component], budget: float) -> str:
+        """What would fit: the smallest TP, or fp8 weights."""
+        fixed = sum(p.gib for name, p in parts.items() if name != "weights")
+        dtype, tp = self.weights_dtype, self.spec.tensor_parallel_size
+        options = []
+        for wider in (2, 4, 8, 16):
+            try:
+                self.model.check_tp(wider)
+            except NotModelledError:
+                continue
+            if wider > tp and mem.weights_gib(self.model, dtype, wider) + fixed < 0.95 * budget:
+                options.append(f"tensor_parallel_size {wider}")
+                break
+        if dtype in ("bfloat16", "float32") and mem.weights_gib(self.model, "fp8", tp) + fixed < 0.95 * budget:
+            options.append("fp8 weights")
+        return f"Would fit: {' or '.join(options)}." if options else "No tensor_parallel_size up to 16 makes it fit."
+
+    def provenance(self) -> dict[str, Any]:
+        """Every number with kind and source, JSON-able."""
+        tp = self.spec.tensor_parallel_size
+        return {
+            "gpu": _numbers(self.gpu),
+            "gpu_provenance": {"name": self.gpu.name, **self.gpu.provenance.model_dump()},
+            "host": _numbers(self.host),
+            "model": {"kind": self.model.kind, **self.model.model_dump(exclude_none=True, exclude={"kind"})},
+            "used": {
+                "tensor_parallel_size": tp,
+                "weights_dtype": self.weights_dtype,
+                "kv_bytes_per_element": self.kv_bytes,
+                "kv_bytes_per_token_per_gpu": self.kv_bytes_per_token,
+                "memory_overrides_gib": mem.override_dict(self.spec.memory),
+            },
+            "validity": self.validity,
+        }
+
+
+def _numbers(profile: BaseModel) -> dict[str, Any]:
+    return {key: number.model_dump(exclude_none=True) for key, number in numbers(profile)}
+
+
+@cache
+def shipped(kind: str) -> tuple[str, ...]:
+    """Names of shipped profiles of a kind."""
+    return tuple(sorted(p.stem for p in (data_dir("hw_profiles") / kind).glob("*.yaml")))

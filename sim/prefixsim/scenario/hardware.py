@@ -1,0 +1,45 @@
+"""A scenario's `hardware:` section: which GPU, which model, how many GPUs a replica, and what the user knows better."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from prefixsim.scenario.base import Strict
+
+Dtype = Literal["auto", "bfloat16", "bf16", "float16", "fp16", "float32", "fp32", "fp8", "fp8_block"]
+KvDtype = Literal["auto", "bfloat16", "bf16", "float16", "fp16", "float32", "fp32", "fp8"]
+
+
+class MemoryOverrides(Strict):
+    """Memory a real server logged, per GPU in GiB; what is left out is estimated and marked so."""
+
+    total_gib: float | None = Field(None, gt=0)
+    """Memory the driver reports (an 80 GB H100 has 79.19 GiB); default: from the GPU's profile."""
+    weights_gib: float | None = Field(None, ge=0)
+    activation_gib: float | None = Field(None, ge=0)
+    """Peak of the profiling run."""
+    non_torch_gib: float | None = Field(None, ge=0)
+    """CUDA context, NCCL buffers."""
+    cuda_graphs_gib: float | None = Field(None, ge=0)
+    """CUDA graph estimate; vLLM subtracts it since 0.21."""
+
+
+class HardwareSpec(Strict):
+    """The hardware of one replica. Names are looked up as a path, then in ./hw_profiles, then among the shipped profiles."""
+
+    gpu: str
+    """GPU profile, e.g. h100-sxm-80g, or the path of one."""
+    model: str
+    """Model profile, e.g. llama-3.1-8b, or the path of one or of a Hugging Face config.json."""
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    dtype: Dtype = "auto"
+    """Of the weights; auto: as published. fp8: per-tensor W8A8; fp8_block: 128x128 blocks."""
+    kv_cache_dtype: KvDtype = "auto"
+    """auto: the activations' dtype."""
+    memory: MemoryOverrides = MemoryOverrides()
+    host: str = "reference"
+    """Host profile: costs of hashing and tree work on the scheduler's CPU."""
+    usd_per_gpu_hour: float | None = Field(None, ge=0)
+    """Price; default: the profile's."""
