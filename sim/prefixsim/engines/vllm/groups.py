@@ -1,0 +1,228 @@
+"""Replay of native rows on vLLM 0.33 with a sliding-window group, alone (`swa`) or beside full attention (`hybrid`).
+
+Sequential mode runs compiled (groups_kernels.py), scheduler mode in plain Python (groups_scheduler.py); both are equal to
+the real engine in every field of the golden cases. The rules are told in docs/vllm_groups.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from prefixsim.engines.vllm import groups_kernels as kernels
+from prefixsim.engines.vllm.groups_scheduler import SchedulerRules, replay_scheduler
+from prefixsim.engines.vllm.groups_sequential import replay_sequential
+from prefixsim.engines.vllm.groups_twin import MAX_MODEL_LEN, GroupRules
+from prefixsim.errors import InputError, NotModelledError, Problem, nearest
+from prefixsim.records import I64
+from prefixsim.workload.formats.native import workload_from_rows
+from prefixsim.workload.intern import ChainIndex, build_chains, build_trie
+from prefixsim.workload.table import Source, Workload
+
+LAYOUTS = ("swa", "hybrid")
+MODES = ("sequential", "scheduler")
+MAX_BLOCKS = 1 << 24
+"""Pools above this many blocks are refused here: a replay lists its whole free queue."""
+
+
+@dataclass(slots=True)
+class GroupState:
+    """Arrays of one compiled replay; see groups_kernels.py for their layout."""
+
+    chains: ChainIndex
+    request: I64
+    block: I64
+    holder: I64
+    table: I64
+    held: I64
+    judged: I64
+    rule: I64
+    count: I64
+    chain: I64
+    out: I64
+
+    def run(self, first: int, last: int) -> None:
+        """Replays requests first..last-1, each to its end."""
+        c = self.chains
+        kernels.replay_rows(
+            first,
+            last,
+            c.run_offset,
+            c.run_start,
+            c.run_end,
+            self.request,
+            self.block,
+            self.holder,
+            self.table,
+            self.held,
+            self.judged,
+            self.rule,
+            self.count,
+            self.chain,
+            self.out,
+        )
+
+    def free_queue(self) -> list[int]:
+        """Block ids in eviction order."""
+        queue = []
+        at = int(self.block[kernels.BLOCK_NEXT, 0])
+        while at != kernels.NULL:
+            queue.append(at)
+            at = int(self.block[kernels.BLOCK_NEXT, at])
+        return queue
+
+
+def new_state(workload: Workload, rules: GroupRules) -> GroupState:
+    """An empty cache for a workload's rows, interned under vLLM's namespace rule (LoRA, cache salt)."""
+    chains = build_chains(build_trie(workload, "vllm"), rules.block_size)
+    groups, n = len(rules.groups), rules.num_gpu_blocks
+    block = np.zeros((7, n), dtype=np.int64)
+    ids = np.arange(n, dtype=np.int64)
+    block[kernels.BLOCK_PREV] = (ids - 1) % n
+    block[kernels.BLOCK_NEXT] = (ids + 1) % n
+    block[kernels.BLOCK_CHAIN] = kernels.NIL
+    tokens = workload.prompt_tokens + workload.output_tokens
+    longest = int(tokens.max(initial=0)) // rules.block_size + 2
+    rule = np.zeros(6, dtype=np.int64)
+    rule[kernels.RULE_BLOCK_SIZE] = rules.block_size
+    rule[kernels.RULE_GROUPS] = groups
+    rule[kernels.RULE_WINDOW] = rules.sliding_window
+    rule[kernels.RULE_RETENTION] = kernels.NIL if rules.retention is None else rules.retention
+    rule[kernels.RULE_MAX_MODEL_LEN] = rules.max_model_len
+    rule[kernels.RULE_ADMISSION_BLOCKS] = rules.window_admission_blocks
+    return GroupState(
+        chains=chains,
+        request=np.ascontiguousarray(
+            np.stack(
+                [workload.prompt_tokens, workload.output_tokens, workload.skip_reading_prefix_cache.astype(np.int64)]
+            )
+        ),
+        block=block,
+        holder=np.zeros((2 * groups, chains.n_chains), dtype=np.int64),
+        table=np.zeros((groups, longest), dtype=np.int64),
+        held=np.zeros(groups, dtype=np.int64),
+        judged=np.zeros(groups, dtype=np.int64),
+        rule=rule,
+        count=np.array([n - 1, 0], dtype=np.int64),
+        chain=np.zeros(longest, dtype=np.int64),
+        out=np.zeros((workload.n, 3), dtype=np.int64),
+    )
+
+
+def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin: bool = False) -> dict[str, Any]:
+    """Replays native rows; returns a golden case's `expected` keys.
+
+    config: mode, block_size, num_gpu_blocks (null block included), layout, sliding_window,
+    prefix_cache_retention_interval (-1 or None: dense); scheduler mode also max_num_seqs, max_num_batched_tokens,
+    async_scheduling, watermark, scheduler_reserve_full_isl, enable_chunked_prefill, long_prefill_token_threshold,
+    policy (or scheduling_policy), max_model_len, max_steps. twin: use plain Python in sequential mode too.
+    Raises InputError (bad option or row) and NotModelledError (layout or mode that is not modelled).
+    """
+    rules = group_rules(config)
+    for number, row in enumerate(rows):
+        if not row["tokens"]:
+            raise InputError(f"request {row.get('id', number)!r}: tokens is empty; a prompt has at least one token")
+    if config.get("mode", "sequential") == "scheduler":
+        return replay_scheduler(rows, rules, scheduler_rules(config))
+    if twin or not rows:
+        return replay_sequential(rows, rules)
+    state = new_state(workload_from_rows(rows, Source(kind="native")), rules)
+    state.run(0, len(rows))
+    keys = state.block[kernels.BLOCK_CHAIN]
+    admitted = state.out[:, kernels.OUT_REJECTED] == 0
+    return {
+        "evicted_blocks": int(state.count[kernels.COUNT_EVICTED]),
+        "cached_tokens": int(state.out[admitted, kernels.OUT_CACHED].sum()),
+        "final_free_queue_cached": "".join("0" if keys[b] == kernels.NIL else "1" for b in state.free_queue()),
+        "requests": [
+            {
+                "id": row["id"],
+                "prompt_tokens": len(row["tokens"]),
+                "cached_tokens": int(state.out[r, kernels.OUT_CACHED]),
+                "rejected": not admitted[r],
+            }
+            for r, row in enumerate(rows)
+        ],
+    }
+
+
+def group_rules(config: Mapping[str, Any]) -> GroupRules:
+    """Cache rules from replay options, checked. Raises InputError with every fault, NotModelledError."""
+    layout, mode = config.get("layout"), config.get("mode", "sequential")
+    if layout not in LAYOUTS:
+        raise NotModelledError(
+            f"layout {layout!r}: groups are modelled for swa (one sliding-window group) and hybrid (full attention and "
+            "one sliding-window group) only; Mamba, chunked-local and cross-attention groups are not"
+        )
+    if mode not in MODES:
+        raise NotModelledError(f"mode {mode!r} with layout {layout}{nearest(str(mode), MODES)}")
+    problems: list[Problem] = []
+    block_size = _integer(config, "block_size", None, 1, 1 << 20, problems)
+    blocks = _integer(config, "num_gpu_blocks", None, 2, MAX_BLOCKS, problems)
+    window = _integer(config, "sliding_window", None, 1, 1 << 40, problems)
+    retention: int | None = None
+    if config.get("prefix_cache_retention_interval", 0) is not None:
+        retention = _integer(config, "prefix_cache_retention_interval", 0, -1, 1 << 40, problems)
+    if retention == -1:
+        retention = None
+    if retention and block_size and retention % block_size:
+        near = retention // block_size * block_size
+        problems.append(
+            Problem(
+                f"{retention} is not a multiple of block_size {block_size}, as vLLM demands (0: only replay boundaries "
+                f"and junctions; -1: dense; nearest: {near or block_size})",
+                key="prefix_cache_retention_interval",
+            )
+        )
+    longest, in_flight, watermark_blocks = MAX_MODEL_LEN, None, 0
+    if mode == "scheduler":
+        budget = _integer(config, "max_num_batched_tokens", None, 1, 1 << 40, problems)
+        chunked = config.get("enable_chunked_prefill", True)
+        longest = _integer(config, "max_model_len", MAX_MODEL_LEN if chunked else budget or 1, 1, 1 << 40, problems)
+        in_flight = budget * (2 if config.get("async_scheduling", True) else 1)
+        watermark = config.get("watermark", 0.0)
+        if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0 <= watermark < 1:
+            problems.append(Problem(f"expected a number >= 0 and < 1, found {watermark!r}", key="watermark"))
+        else:
+            watermark_blocks = int(watermark * blocks)
+    if problems:
+        raise InputError(problems)
+    return GroupRules(layout, block_size, blocks, window, retention, longest, in_flight, watermark_blocks)
+
+
+def scheduler_rules(config: Mapping[str, Any]) -> SchedulerRules:
+    """Scheduler options from replay options, checked. Raises InputError."""
+    problems: list[Problem] = []
+    policy = config.get("policy") or config.get("scheduling_policy") or "fcfs"
+    if policy not in ("fcfs", "priority"):
+        problems.append(Problem(f"found {policy!r}{nearest(str(policy), ('fcfs', 'priority'))}", key="policy"))
+    rules = SchedulerRules(
+        max_num_seqs=_integer(config, "max_num_seqs", None, 1, 1 << 31, problems),
+        max_num_batched_tokens=_integer(config, "max_num_batched_tokens", None, 1, 1 << 40, problems),
+        async_scheduling=bool(config.get("async_scheduling", True)),
+        scheduler_reserve_full_isl=bool(config.get("scheduler_reserve_full_isl", True)),
+        enable_chunked_prefill=bool(config.get("enable_chunked_prefill", True)),
+        long_prefill_token_threshold=_integer(config, "long_prefill_token_threshold", 0, 0, 1 << 40, problems),
+        priority_policy=policy == "priority",
+        max_steps=_integer(config, "max_steps", 1_000_000, 1, 1 << 40, problems),
+    )
+    if problems:
+        raise InputError(problems)
+    return rules
+
+
+def _integer(
+    config: Mapping[str, Any], key: str, default: int | None, low: int, high: int, problems: list[Problem]
+) -> int:
+    """config[key] as an int in [low, high]; a fault is put into `problems` and `low` returned."""
+    value: Sequence[Any] | Any = config.get(key, default)
+    if value is None and default is not None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        what = "is missing" if value is None else f"found {value!r}"
+        problems.append(Problem(f"{what}; expected a whole number from {low} to {high}", key=key))
+        return low
+    return value
