@@ -24,44 +24,42 @@ def _creator(created_end, element):
 
 
 @kernel
-def count_visits(run_offset, run_start, run_end, created_end):
-    """Offsets int64 (n+1,) of the rows' visits: a run is cut where the creator of its elements changes."""
+def visits(run_offset, run_start, run_end, created_end, element_end):
+    """Visits of all rows: (offset int64 (n+1,), segment int64 (V,), end depth in tokens int64 (V,)). A run is cut where the
+    creator of its elements changes."""
     n = run_offset.shape[0] - 1
     offset = np.zeros(n + 1, np.int64)
+    room = run_start.shape[0] + n + 1
+    segment = np.empty(room, np.int64)
+    end = np.empty(room, np.int64)
+    v = 0
     for r in range(n):
         before = 0
-        count = 0
         for j in range(run_offset[r], run_offset[r + 1]):
             stop = run_start[j] + run_end[j] - before
             before = run_end[j]
             e = run_start[j]
-            while e < stop:
-                e = created_end[_creator(created_end, e)]
-                count += 1
-        offset[r + 1] = offset[r] + count
-    return offset
-
-
-@kernel
-def fill_visits(run_offset, run_start, run_end, created_end, element_end, offset):
-    """(segment, end depth in tokens) of every visit, int64 (V,) each."""
-    n = run_offset.shape[0] - 1
-    segment = np.empty(offset[n], np.int64)
-    end = np.empty(offset[n], np.int64)
-    for r in range(n):
-        before = 0
-        v = offset[r]
-        for j in range(run_offset[r], run_offset[r + 1]):
-            stop = run_start[j] + run_end[j] - before
-            before = run_end[j]
-            e = run_start[j]
-            while e < stop:
-                c = _creator(created_end, e)
+            c = r if r > 0 and e >= created_end[r - 1] else _creator(created_end, e)
+            while True:
                 e = min(stop, created_end[c])
+                if v == room:
+                    room *= 2
+                    bigger = np.empty(room, np.int64)
+                    bigger[:v] = segment
+                    segment = bigger
+                    bigger2 = np.empty(room, np.int64)
+                    bigger2[:v] = end
+                    end = bigger2
                 segment[v] = c
                 end[v] = element_end[e - 1]
                 v += 1
-    return segment, end
+                if e >= stop:
+                    break
+                c += 1
+                while created_end[c] <= e:
+                    c += 1
+        offset[r + 1] = v
+    return offset, segment[:v].copy(), end[:v].copy()
 
 
 @kernel

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixsim.analysis.kernels import count_visits, fill_visits, known_prefix, shared_prefix
+from prefixsim.analysis.kernels import known_prefix, shared_prefix, visits
 from prefixsim.workload.intern import Trie
 from prefixsim.workload.table import I64, Workload
 
@@ -35,9 +35,7 @@ class Segments:
 
 def build_segments(trie: Trie) -> Segments:
     """Segments of an interned workload. O(runs x log rows)."""
-    args = (trie.run_offset, trie.run_start, trie.run_end, trie.created_end)
-    offset = count_visits(*args)
-    segment, end = fill_visits(*args, trie.element_end, offset)
+    offset, segment, end = visits(trie.run_offset, trie.run_start, trie.run_end, trie.created_end, trie.element_end)
     return Segments(offset, segment, end)
 
 
