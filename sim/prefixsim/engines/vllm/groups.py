@@ -18,14 +18,15 @@ from prefixsim.engines.vllm.groups_sequential import replay_sequential
 from prefixsim.engines.vllm.groups_twin import MAX_MODEL_LEN, GroupRules
 from prefixsim.errors import InputError, NotModelledError, Problem, nearest
 from prefixsim.records import I64
-from prefixsim.workload.formats.native import workload_from_rows
 from prefixsim.workload.intern import ChainIndex, build_chains, build_trie
-from prefixsim.workload.table import Source, Workload
+from prefixsim.workload.table import Source, Workload, make_workload
 
 LAYOUTS = ("swa", "hybrid")
 MODES = ("sequential", "scheduler")
 MAX_BLOCKS = 1 << 24
 """Pools above this many blocks are refused here: a replay lists its whole free queue."""
+
+_DENSE_BELOW = 1 << 24
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class GroupState:
     def run(self, first: int, last: int) -> None:
         """Replays requests first..last-1, each to its end."""
         c = self.chains
-        kernels.replay_rows(
+        kernels.replay_rows(  # type: ignore[no-untyped-call]
             first,
             last,
             c.run_offset,
@@ -129,7 +130,7 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
         return replay_scheduler(rows, rules, scheduler_rules(config))
     if twin or not rows:
         return replay_sequential(rows, rules)
-    state = new_state(workload_from_rows(rows, Source(kind="native")), rules)
+    state = new_state(table_of(rows), rules)
     state.run(0, len(rows))
     keys = state.block[kernels.BLOCK_CHAIN]
     admitted = state.out[:, kernels.OUT_REJECTED] == 0
@@ -147,6 +148,34 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
             for r, row in enumerate(rows)
         ],
     }
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> Workload:
+    """A workload table of native rows already checked; a missing or empty output counts as one token."""
+    outputs = [row.get("output_tokens") or [0] for row in rows]
+    prompts = [len(row["tokens"]) for row in rows]
+    tokens = np.array(
+        [t for row, out in zip(rows, outputs, strict=True) for t in (*row["tokens"], *out)], dtype=np.int64
+    )
+    if tokens.size and (tokens.min() < 0 or tokens.max() > _DENSE_BELOW):
+        tokens = np.unique(tokens, return_inverse=True)[1]
+    salts = {"": 0}
+    loras = {"": 0}
+    lengths = [p + len(out) for p, out in zip(prompts, outputs, strict=True)]
+    return make_workload(
+        source=Source(kind="native"),
+        prompt_tokens=prompts,
+        output_tokens=[len(out) for out in outputs],
+        atom_offset=np.concatenate([[0], np.cumsum(lengths)]),
+        prompt_atoms=prompts,
+        atom_id=tokens,
+        atom_tokens=None,
+        skip_reading_prefix_cache=[bool(row.get("skip_reading_prefix_cache")) for row in rows],
+        salt=[salts.setdefault(row.get("cache_salt") or "", len(salts)) for row in rows],
+        lora=[loras.setdefault(row.get("lora") or "", len(loras)) for row in rows],
+        salt_names=tuple(salts),
+        lora_names=tuple(loras),
+    )
 
 
 def group_rules(config: Mapping[str, Any]) -> GroupRules:
@@ -209,6 +238,13 @@ def scheduler_rules(config: Mapping[str, Any]) -> SchedulerRules:
         priority_policy=policy == "priority",
         max_steps=_integer(config, "max_steps", 1_000_000, 1, 1 << 40, problems),
     )
+    if rules.max_num_batched_tokens < rules.max_num_seqs:
+        problems.append(
+            Problem(
+                f"{rules.max_num_batched_tokens} is less than max_num_seqs {rules.max_num_seqs}; vLLM does not start so",
+                key="max_num_batched_tokens",
+            )
+        )
     if problems:
         raise InputError(problems)
     return rules

@@ -216,11 +216,16 @@ def commit(block, holder, rule, chain, table, judged, full, replay_block, juncti
 
 
 @kernel
-def allocate(block, holder, count, rule, chain, table, held, judged, computed, new, hit, known, prompt, junction, admission):
+def allocate(
+    block, holder, count, rule, chain, table, held, judged, computed, new, hit, known, prompt, junction, admission
+):
     """Room for `new` tokens after `computed` (hits included); False if there is not enough. known: tokens known now."""
     size, longest = rule[RULE_BLOCK_SIZE], rule[RULE_MAX_MODEL_LEN]
     computed = min(computed, longest)
-    if admission and blocks_needed(block, rule, table, held, min(known, longest), hit, computed, True) > count[COUNT_FREE]:
+    if (
+        admission
+        and blocks_needed(block, rule, table, held, min(known, longest), hit, computed, True) > count[COUNT_FREE]
+    ):
         return False
     slots = min(computed + new, longest)
     free_behind_window(block, count, rule, table, held, computed)
@@ -249,7 +254,9 @@ def expand_row(run_offset, run_start, run_end, r, chain):
 
 
 @kernel
-def replay_rows(first, last, run_offset, run_start, run_end, request, block, holder, table, held, judged, rule, count, chain, out):
+def replay_rows(
+    first, last, run_offset, run_start, run_end, request, block, holder, table, held, judged, rule, count, chain, out
+):
     """Requests first..last-1, one after another to the end. request (3, n): prompt tokens, outputs, skip lookup.
     out (n, 3): cached tokens, rejected, output tokens computed."""
     size = rule[RULE_BLOCK_SIZE]
@@ -261,13 +268,29 @@ def replay_rows(first, last, run_offset, run_start, run_end, request, block, hol
             hit, junction = lookup(block, holder, rule, chain, prompt, table)
         out[r, OUT_CACHED] = hit * size
         new = prompt - hit * size
-        if not allocate(block, holder, count, rule, chain, table, held, judged, hit * size, new, hit, prompt, prompt, junction, True):
+        if not allocate(
+            block, holder, count, rule, chain, table, held, judged, hit * size, new, hit, prompt, prompt, junction, True
+        ):
             out[r, OUT_REJECTED] = 1
             continue
         computed = prompt
         while computed < prompt + outputs - 1:
             if not allocate(
-                block, holder, count, rule, chain, table, held, judged, computed, 1, 0, computed + 1, prompt, junction, False
+                block,
+                holder,
+                count,
+                rule,
+                chain,
+                table,
+                held,
+                judged,
+                computed,
+                1,
+                0,
+                computed + 1,
+                prompt,
+                junction,
+                False,
             ):
                 break
             computed += 1

@@ -8,7 +8,7 @@ back on the basis of *processed* tokens, so under asynchronous scheduling one st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,15 +241,9 @@ class Scheduler:
 
 
 def replay_scheduler(
-    rows: Sequence[Mapping[str, Any]],
-    cache_rules: GroupRules,
-    rules: SchedulerRules,
-    after_each: Callable[[Scheduler], None] | None = None,
+    rows: Sequence[Mapping[str, Any]], cache_rules: GroupRules, rules: SchedulerRules
 ) -> dict[str, Any]:
-    """Arrivals by `step`, every step one unit of time; idle time is jumped. Result keys are those of the golden cases.
-
-    after_each: called after every schedule and every processed output.
-    """
+    """Arrivals by `step`, every step one unit of time; idle time is jumped. Result keys are those of the golden cases."""
     order = sorted(range(len(rows)), key=lambda i: (int(rows[i].get("step", 0)), i))
     names = ChainNames(cache_rules.block_size)
     jobs: dict[int, Job] = {}
@@ -280,26 +274,18 @@ def replay_scheduler(
             continue
         if s.step >= rules.max_steps:
             break
-        idle = False
         if s.has_requests():
             batch = s.schedule()
-            if after_each:
-                after_each(s)
             scheduled = sum(batch.tokens.values())
-            idle = scheduled == 0
             in_flight.append(batch)
-            steps.append(
-                [s.step, scheduled, batch.preempted, len(s.running), len(s.waiting), len(s.cache.pool.free)]
-            )
+            steps.append([s.step, scheduled, batch.preempted, len(s.running), len(s.waiting), len(s.cache.pool.free)])
+            if s.waiting and not s.running and arrived == len(order) and not any(b.tokens for b in in_flight):
+                break  # a queue that nothing will ever move
             if len(in_flight) < depth and (scheduled or s.has_requests()):
                 s.step += 1
                 continue
         s.process(in_flight.popleft())
-        if after_each:
-            after_each(s)
         s.step += 1
-        if idle and not in_flight and not s.running and arrived == len(order) and s.waiting:
-            break  # a queue that nothing will ever move
     pool = s.cache.pool
     return {
         "evicted_blocks": pool.evicted,

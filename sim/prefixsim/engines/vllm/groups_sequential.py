@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefixsim.engines.vllm.groups_twin import GroupCache, GroupRequest, GroupRules, Hit
@@ -28,13 +28,8 @@ class ChainNames:
         return chain
 
 
-def replay_sequential(
-    rows: Sequence[Row], rules: GroupRules, after_each: Callable[[GroupCache, GroupRequest], None] | None = None
-) -> dict[str, Any]:
-    """Looks up, allocates, decodes token by token and frees each row in turn; a row that does not fit is rejected.
-
-    after_each: called after every change of the cache (tests check invariants there).
-    """
+def replay_sequential(rows: Sequence[Row], rules: GroupRules) -> dict[str, Any]:
+    """Looks up, allocates, decodes token by token and frees each row in turn; a row that does not fit is rejected."""
     cache = GroupCache(rules)
     names = ChainNames(rules.block_size)
     results = []
@@ -52,18 +47,14 @@ def replay_sequential(
             cached_tokens += hit_tokens
             request.computed = prompt
             for _ in (row.get("output_tokens") or [])[:-1]:  # the last output token is never computed
-                if after_each:
-                    after_each(cache, request)
                 request.tokens += 1
                 if not cache.allocate(request, 1):
                     break
                 request.computed += 1
-            if after_each:
-                after_each(cache, request)
             cache.free(request)
-        if after_each:
-            after_each(cache, request)
-        results.append({"id": row["id"], "prompt_tokens": prompt, "cached_tokens": hit_tokens, "rejected": not admitted})
+        results.append(
+            {"id": row["id"], "prompt_tokens": prompt, "cached_tokens": hit_tokens, "rejected": not admitted}
+        )
     return {
         "evicted_blocks": cache.pool.evicted,
         "cached_tokens": cached_tokens,

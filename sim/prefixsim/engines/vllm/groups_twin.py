@@ -239,7 +239,9 @@ class GroupCache:
         self.commit(request, min(computed + new_tokens, request.tokens))
         return True
 
-    def _blocks_needed(self, request: GroupRequest, tokens: int, hit: Hit | None, computed: int, admission: bool) -> int:
+    def _blocks_needed(
+        self, request: GroupRequest, tokens: int, hit: Hit | None, computed: int, admission: bool
+    ) -> int:
         """Blocks to take from the free queue so that `tokens` have a slot, hit blocks that are free now included."""
         total = 0
         for group, kind in enumerate(self.rules.groups):
