@@ -217,3 +217,16 @@ def test_followers():
     assert [f.of(r).tolist() for r in range(5)] == [[1, 2], [], [3], [], []]
     assert f.least_delay_ns == 5
     assert not Followers(np.array([-1, -1]), np.array([0, 0])).any
+
+
+def test_a_replica_does_not_run_past_the_instant_at_which_its_cache_is_looked_at():
+    # Four requests fill the engine until about 61 µs; the fifth is then admitted. The sixth has its prompt and arrives at
+    # 100 µs; 50 µs before, nothing of it is in the cache. The seventh waits for it, which is what couples the run.
+    w = make_workload(
+        source=Source("test"), prompt_tokens=[8] * 7, output_tokens=[60] * 4 + [2, 2, 2], atom_offset=np.arange(8),
+        prompt_atoms=[1] * 7, atom_id=[0, 1, 2, 3, 4, 4, 4], atom_tokens=[8] * 7,
+        arrival_ns=[0, 0, 0, 0, 0, 100_000, 0], after=[-1] * 6 + [5],
+    )  # fmt: skip
+    rows, _, engines = serve(w, "kv_events", 1, options={"lag_s": 50e-6})
+    assert 50_000 < rows[4, REQ_FINISH_NS] < 100_000
+    assert engines[0].looks[5] == (50_000, 5, [0])
