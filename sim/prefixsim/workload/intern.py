@@ -8,6 +8,7 @@
    on all tokens up to (k+1)*g, namespace included: they share the element holding token (k+1)*g - 1, hence the path to it.
    Runs of elements become runs of chain ids.
 """
+# mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def namespaces(workload: Workload, rule: NamespaceRule) -> I32:
     if rule == "none":
         return np.zeros(workload.n, dtype=np.int32)
     if rule == "vllm":
-        first, second = workload.lora, workload.salt
+        first, second = workload.lora.astype(np.int64), workload.salt
     else:
         pairs = np.stack([workload.extra_key, workload.lora])
         distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)

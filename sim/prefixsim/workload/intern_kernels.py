@@ -1,4 +1,5 @@
 """Compiled interning. Twins: `workload.reference`."""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 from __future__ import annotations
 

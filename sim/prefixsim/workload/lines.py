@@ -1,0 +1,151 @@
+"""Bytes of a trace: plain, gzip or zstd, in blocks of whole lines, with bounds that hostile files cannot pass."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from prefixsim.errors import MissingExtraError, Problem, TraceError
+
+BLOCK_BYTES = 16 << 20
+MAX_LINE_BYTES = 64 << 20
+MAX_DOCUMENT_BYTES = 512 << 20
+BOMB_FLOOR_BYTES = 256 << 20
+BOMB_RATIO = 200
+_BOM = b"\xef\xbb\xbf"
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+class TraceFile:
+    """One file of a trace. Iterating `blocks()` gives whole lines; `sha256` (of the stored bytes) is known afterwards."""
+
+    def __init__(self, path: Path, shown: str | None = None) -> None:
+        self.path = path
+        self.name = shown or str(path)
+        self.sha256 = ""
+
+    def problem(self, message: str, line: int | None = None, key: str | None = None) -> Problem:
+        """A `Problem` in this file."""
+        return Problem(message, file=self.name, line=line, key=key)
+
+    def error(self, message: str, line: int | None = None) -> TraceError:
+        """A `TraceError` in this file."""
+        return TraceError(self.problem(message, line))
+
+    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[tuple[int, bytes]]:
+        """(number of the first line, bytes ending in a newline). A missing newline at the end of the file is added.
+
+        Raises TraceError when the file can't be read or decompressed, or a line is longer than `MAX_LINE_BYTES`.
+        """
+        line, rest = 1, b""
+        for chunk in self.chunks(size):
+            cut = chunk.rfind(b"\n") + 1
+            if cut == 0:
+                rest += chunk
+                if len(rest) > MAX_LINE_BYTES:
+                    raise self.error(f"a line longer than {MAX_LINE_BYTES >> 20} MiB", line)
+                continue
+            if cut - chunk.find(b"\n") > MAX_LINE_BYTES or len(rest) + chunk.find(b"\n") > MAX_LINE_BYTES:
+                raise self.error(f"a line longer than {MAX_LINE_BYTES >> 20} MiB", line)
+            block = rest + chunk[:cut] if rest else chunk[:cut] if cut < len(chunk) else chunk
+            rest = chunk[cut:]
+            yield line, block
+            line += block.count(b"\n")
+        if rest:
+            yield line, rest + b"\n"
+
+    def document(self) -> bytes:
+        """The whole file, for formats that are one JSON document. Raises TraceError above `MAX_DOCUMENT_BYTES`."""
+        parts, total = [], 0
+        for chunk in self.chunks(BLOCK_BYTES):
+            total += len(chunk)
+            if total > MAX_DOCUMENT_BYTES:
+                raise self.error(f"one JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    def head(self, size: int = 1 << 16) -> bytes:
+        """The first decompressed bytes (byte order mark removed)."""
+        for chunk in self.chunks(size):
+            return chunk[:size]
+        return b""
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """Decompressed bytes; a UTF-8 byte order mark at the start is dropped."""
+        digest = hashlib.sha256()
+        try:
+            with self.path.open("rb") as raw:
+                hashing = _Hashing(raw, digest)
+                stream = self._open(raw, hashing)
+                total, first = 0, True
+                while True:
+                    chunk = stream.read(size)
+                    if first:
+                        first = False
+                        chunk = chunk.removeprefix(_BOM)
+                        if chunk.startswith((b"\xff\xfe", b"\xfe\xff")):
+                            raise self.error("is UTF-16 text; UTF-8 is expected")
+                    if not chunk:
+                        break
+                    total += len(chunk)
+                    if stream is not hashing and total > max(BOMB_FLOOR_BYTES, BOMB_RATIO * hashing.count):
+                        raise self.error(
+                            f"expands more than {BOMB_RATIO}-fold when decompressed ({total:,} bytes and more): "
+                            "refused; decompress it yourself if it is genuine"
+                        )
+                    yield chunk
+                while hashing.read(1 << 20):
+                    pass
+        except (OSError, EOFError, zlib.error) as exc:
+            raise self.error(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
+        self.sha256 = digest.hexdigest()
+
+    def _open(self, raw: IO[bytes], hashing: _Hashing) -> Any:
+        magic = raw.read(4)
+        raw.seek(0)
+        if magic[:2] == _GZIP:
+            return gzip.GzipFile(fileobj=hashing)
+        if magic == _ZSTD:
+            try:
+                import zstandard
+            except ImportError:
+                raise MissingExtraError(f"{self.name}: reading zstd", "zstd") from None
+            reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+                cast("IO[bytes]", hashing), read_across_frames=True
+            )
+            return _Zstd(reader, zstandard.ZstdError)
+        return hashing
+
+
+class _Hashing(io.RawIOBase):
+    """Reads from a file and hashes what passes."""
+
+    def __init__(self, raw: IO[bytes], digest: Any) -> None:
+        self.raw, self.digest, self.count = raw, digest, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.raw.read(size)
+        self.digest.update(data)
+        self.count += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+
+class _Zstd:
+    """zstandard's errors as OSError."""
+
+    def __init__(self, reader: Any, error: type[Exception]) -> None:
+        self.reader, self.errors = reader, error
+
+    def read(self, size: int) -> bytes:
+        try:
+            return bytes(self.reader.read(size))
+        except self.errors as exc:
+            raise OSError(None, str(exc)) from None
