@@ -11,8 +11,6 @@ from prefixsim.scenario.study import Axis, Geometric, Range, ZippedAxes
 from prefixsim.study import grid
 from prefixsim.study.metrics import lookup, mean_interval, names
 
-BASE = {"hardware": {"gpu": "a"}, "engines": [{"name": "vllm", "block_size": 16}, {"name": "sglang", "page_size": 1}]}
-
 
 def test_last_axis_is_fastest_and_repeats_innermost() -> None:
     axes = [Axis(key="a", values=[1, 2]), Axis(key="b", values=["x", "y"])]
@@ -61,19 +59,9 @@ def test_geometric_ends_are_kept() -> None:
     assert Geometric(start=1, stop=1000, points=4).values() == [1, 10, 100, 1000]
 
 
-def test_engines_are_found_by_name_number_or_all() -> None:
-    for key in ("engines.vllm.block_size", "engines.0.block_size"):
-        data = grid.apply_settings(BASE, {key: 32})
-        assert [e.get("block_size") for e in data["engines"]] == [32, None]
-    data = grid.apply_settings(BASE, {"engines.*.x": 1})
-    assert [e["x"] for e in data["engines"]] == [1, 1]
-    assert BASE["engines"][0] == {"name": "vllm", "block_size": 16}, "the base is not changed"
-
-
-@pytest.mark.parametrize(("key", "said"), [("engines.vlm.x", "did you mean 'vllm'"), ("hardware.gpu.x", "plain value")])
-def test_keys_that_lead_nowhere(key: str, said: str) -> None:
-    with pytest.raises(ScenarioError, match=said):
-        grid.apply_settings(BASE, {key: 1})
+def test_a_star_stands_for_every_engine() -> None:
+    got = grid.for_all_engines({"engines.*.x": 1, "seed": 2}, ["vllm", "sglang"])
+    assert got == {"engines.vllm.x": 1, "engines.sglang.x": 1, "seed": 2}
 
 
 def test_metrics_by_name() -> None:

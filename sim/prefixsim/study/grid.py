@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,42 +89,12 @@ def _product(lists: list[list[dict[str, Any]]], exclude: Sequence[Mapping[str, A
             yield setting
 
 
-def apply_settings(base: Mapping[str, Any], settings: Mapping[str, Any], file: str = "study") -> dict[str, Any]:
-    """A copy of raw scenario data with keys set. `engines.NAME.key` finds an engine by name, `engines.*.key` all of them.
-
-    Raises ScenarioError when a key leads through something that is not there; unknown last keys are found by validation.
-    """
-    data = copy.deepcopy(dict(base))
+def for_all_engines(settings: Mapping[str, Any], engines: Sequence[str]) -> dict[str, Any]:
+    """`engines.*.key` written out for every engine by name; other keys as they are."""
+    out: dict[str, Any] = {}
     for key, value in settings.items():
-        _set(data, key.split("."), value, key, file)
-    return data
-
-
-def _set(node: Any, parts: list[str], value: Any, key: str, file: str) -> None:
-    head, rest = parts[0], parts[1:]
-    if isinstance(node, list):
-        names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(node)]
-        if head == "*":
-            chosen = list(range(len(node)))
-        elif head in names:
-            chosen = [names.index(head)]
-        elif head.isdigit() and int(head) < len(node):
-            chosen = [int(head)]
+        if key.startswith("engines.*."):
+            out.update({f"engines.{name}.{key.removeprefix('engines.*.')}": value for name in engines})
         else:
-            raise ScenarioError(
-                Problem(f"names no key: there is no '{head}'{nearest(head, names)}", file=file, key=key)
-            )
-        for i in chosen:
-            if rest:
-                _set(node[i], rest, value, key, file)
-            else:
-                node[i] = copy.deepcopy(value)
-        return
-    if not isinstance(node, dict):
-        raise ScenarioError(Problem(f"names no key: '{head}' is looked up in a plain value", file=file, key=key))
-    if not rest:
-        node[head] = copy.deepcopy(value)
-        return
-    if node.get(head) is None:
-        node[head] = {}
-    _set(node[head], rest, value, key, file)
+            out[key] = value
+    return out
