@@ -1,7 +1,8 @@
 """The frozen records that one room of the house hands to the next. Arrays are never changed after hand-over.
 
 Per-request numbers travel as one C-contiguous int64 array of shape (n_requests, len(REQUEST_COLUMNS)): kernels write a
-request's whole row in one or two cache lines. Column numbers are the module constants below.
+request's whole row in one or two cache lines. Column numbers are the module constants below; kernels compile them in, so
+`prefixsim.jit` hashes this file with the kernels' sources.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ class EngineInputs:
     costs: step time and host costs (`StepCosts.steps()` for `clock: steps`).
     capacity: vLLM: number of GPU blocks, null block included; SGLang: tokens in the pool (floored to pages by the engine).
     gpu_memory_gib: nominal memory of the GPU, for the engines' own defaults (0: unknown).
+    gpu_architecture: as in the GPU's profile (vLLM keeps the A100, "ampere", on small defaults whatever its memory).
     replica: number of this replica. rows: int64 (n, 16) request table (records.REQUEST_COLUMNS), written in place for
     requests this replica serves; shared by all replicas of a run. awaited bool (n,): completions somebody waits for.
     seed: for anything random (schedule_policy random). keep_commits: fill EngineRecord.first_commit_ns.
@@ -52,6 +53,7 @@ class EngineInputs:
     rows: I64
     awaited: npt.NDArray[np.bool_]
     gpu_memory_gib: float = 0.0
+    gpu_architecture: str = ""
     replica: int = 0
     seed: int = 0
     keep_commits: bool = False

@@ -325,7 +325,7 @@ class TwinScheduler:
         left out unless they preempt. `each` is called after every schedule (with its batch) and process (None).
         """
         depth = 2 if self.c.async_scheduling else 1
-        rows = []
+        rows: list[tuple[int, int, int, int, int, int]] = []
         flight: deque[Batch] = deque()
         now, end, following = 0, 0, 0
         while True:

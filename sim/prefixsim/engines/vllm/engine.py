@@ -1,0 +1,278 @@
+# mypy: disable-error-code="no-untyped-call"
+"""One vLLM replica: arrays, and the calls that run the kernels on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixsim.engines.contract import EngineInputs, Progress
+from prefixsim.engines.vllm import state as st
+from prefixsim.engines.vllm.facts import Settings, resolve
+from prefixsim.engines.vllm.pool_kernels import lookup, reset_pool
+from prefixsim.engines.vllm.queue_kernels import enqueue
+from prefixsim.engines.vllm.schedule_kernels import halve_timeline, run_engine
+from prefixsim.engines.vllm.statistics import counters, notes, totals
+from prefixsim.errors import DoesNotFitError
+from prefixsim.hardware.step_kernels import C_CLOCK_STEPS
+from prefixsim.records import (
+    I64,
+    NEVER,
+    REQ_STATUS,
+    STATUS_REJECTED,
+    TIMELINE_COLUMNS,
+    EngineRecord,
+)
+from prefixsim.scenario.engine_vllm import VllmOptions
+
+MAX_TIMELINE_ROWS = 1 << 21
+MAX_IDS = (1 << 31) - 2
+
+
+def build(options: VllmOptions, inputs: EngineInputs) -> VllmEngine:
+    """A vLLM engine. Raises NotModelledError (layout), DoesNotFitError (pool, workload too large for its ids)."""
+    turn_ns = int(inputs.costs.coef[C_CLOCK_STEPS])
+    if inputs.capacity < 2:
+        raise DoesNotFitError(
+            f"engine '{options.name}': {inputs.capacity} KV blocks; vLLM needs 2 at least, one of them its null block"
+        )
+    settings = resolve(options, inputs.capacity, inputs.gpu_memory_gib, inputs.gpu_architecture, turn_ns)
+    return VllmEngine(options.name, options.kind, settings, inputs)
+
+
+class VllmEngine:
+    """See `engines.contract.Engine`. `log`: keep golden rows (every step and admission) for `replay`."""
+
+    def __init__(self, name: str, kind: str, settings: Settings, inputs: EngineInputs, *, log: bool = False) -> None:
+        s, w, chains = settings, inputs.workload, inputs.chains
+        if chains.granularity != s.block_size:
+            raise ValueError(f"chains of granularity {chains.granularity} for block_size {s.block_size}")
+        if chains.n_chains > MAX_IDS or s.num_gpu_blocks > MAX_IDS:
+            raise DoesNotFitError(
+                f"engine '{name}': {chains.n_chains:,} distinct blocks in the workload and {s.num_gpu_blocks:,} in the "
+                f"pool; at most {MAX_IDS:,} can be told apart: use a larger block_size or a shorter workload"
+            )
+        self.name, self.kind, self.settings, self.inputs = name, kind, s, inputs
+        self.granularity = s.block_size
+        self.capacity_tokens = (s.num_gpu_blocks - 1) * s.block_size
+        n_slots = max(1, min(s.max_num_seqs, w.n, s.num_gpu_blocks - 1))
+        state = self.state = np.zeros(st.I_COLS, dtype=np.int64)
+        for column, value in (
+            (st.I_BLOCK_SIZE, s.block_size),
+            (st.I_MAX_SEQS, min(s.max_num_seqs, n_slots)),
+            (st.I_BUDGET, s.max_num_batched_tokens),
+            (st.I_MAX_LEN, s.max_model_len),
+            (st.I_WATERMARK, int(s.watermark * s.num_gpu_blocks)),
+            (st.I_RESERVE, s.scheduler_reserve_full_isl),
+            (st.I_CHUNKED, s.enable_chunked_prefill),
+            (st.I_THRESHOLD, s.long_prefill_token_threshold),
+            (st.I_DEPTH, 2 if s.async_scheduling else 1),
+            (st.I_PRIORITY, s.priority),
+            (st.I_CACHING, s.enable_prefix_caching),
+            (st.I_SPLIT, s.split_free_queue),
+            (st.I_TURN_NS, s.turn_ns),
+            (st.I_COUNT_RETRIES, s.stats_count_retries),
+            (st.I_SINGLE_STEP, inputs.single_step),
+            (st.I_KEEP_COMMITS, inputs.keep_commits and s.enable_prefix_caching),
+            (st.I_KEEP_LOG, log),
+            (st.I_LAST_END, -1),
+            (st.I_STRIDE, 1),
+        ):
+            state[column] = int(value)
+        n_chains = chains.n_chains if s.enable_prefix_caching else 0
+        self.blocks = np.empty((s.num_gpu_blocks, 8), dtype=np.int32)
+        reset_pool(state, self.blocks)
+        self.where = np.zeros(max(1, n_chains), dtype=np.int32)
+        self.commits = np.full(max(1, n_chains) if inputs.keep_commits else 1, NEVER, dtype=np.int64)
+        self.slots = np.zeros((n_slots, st.SLOT_COLS), dtype=np.int64)
+        self.lists = np.zeros((3, n_slots), dtype=np.int64)
+        self.lists[st.LIST_FREE] = np.arange(n_slots)[::-1]
+        self.queue = np.zeros((16, st.QUEUE_COLS), dtype=np.int64)
+        self.heap = np.zeros(16 if s.priority else 1, dtype=np.int64)
+        self.batches = np.zeros((2, n_slots, 4), dtype=np.int64)
+        self.heads = np.zeros((2, st.HEAD_COLS), dtype=np.int64)
+        self.window = np.zeros((st.WINDOW_ROWS, 3), dtype=np.int64)
+        self.done = np.zeros((n_slots + 2, 2), dtype=np.int64)
+        self.gaps = np.zeros((4 * n_slots + 4096, 2), dtype=np.int64)
+        self.timeline = np.zeros((4096, len(TIMELINE_COLUMNS)), dtype=np.int64)
+        self.log = np.zeros((4096 if log else 1, st.LOG_COLS), dtype=np.int64)
+        self.admissions = np.zeros((n_slots + 4096 if log else 1, 4), dtype=np.int64)
+        self.open_ended = w.stop if w.max_tokens_assumed else np.zeros(w.n, dtype=np.bool_)
+        self.refused: list[tuple[int, int]] = []
+        self.n_refused = 0
+        self.until = 0
+
+    def submit(self, requests: npt.NDArray[np.int64], at_ns: npt.NDArray[np.int64]) -> None:
+        """Requests reach this replica. Prompts that can never fit are refused at once, as vLLM's front end does."""
+        requests = np.ascontiguousarray(requests, dtype=np.int64)
+        at_ns = np.ascontiguousarray(at_ns, dtype=np.int64)
+        total = int(self.state[st.I_SUBMITTED]) + requests.shape[0]
+        if total > self.queue.shape[0]:
+            self.queue = _grown(self.queue, max(total, 2 * self.queue.shape[0]))
+            if self.settings.priority:
+                self.heap = _grown(self.heap, self.queue.shape[0])
+        hash_ns = self.inputs.costs.host.hash_ns_per_token if self.settings.enable_prefix_caching else 0.0
+        w, rows = self.inputs.workload, self.inputs.rows
+        longest = self.settings.max_model_len - 1
+        refused = enqueue(
+            self.state, self.queue, rows, w.prompt_tokens, requests, at_ns, self.inputs.replica, hash_ns, longest
+        )
+        if refused:
+            self.n_refused += int(refused)
+            out = (rows[requests, REQ_STATUS] == STATUS_REJECTED) & self.inputs.awaited[requests]
+            self.refused += zip(requests[out].tolist(), at_ns[out].tolist(), strict=True)
+
+    def advance(self, until_ns: int) -> Progress:
+        """Runs steps while the next schedule instant is < until_ns. A refused request that somebody waits for counts as
+        completed when it was refused."""
+        if self.refused:
+            completed = np.array(self.refused, dtype=np.int64)
+            self.refused = []
+            return self._progress(completed)
+        self.until = until_ns
+        while self._run(until_ns) == st.STOP_ROOM:
+            self._make_room()
+        return self._progress(self.done[: self.state[st.I_DONE]].copy())
+
+    def _run(self, until_ns: int) -> int:
+        w, c, costs = self.inputs.workload, self.inputs.chains, self.inputs.costs
+        return int(
+            run_engine(
+                self.state,
+                self.blocks,
+                self.where,
+                self.commits,
+                self.slots,
+                self.lists,
+                self.queue,
+                self.heap,
+                self.batches,
+                self.heads,
+                self.window,
+                c.run_offset,
+                c.run_start,
+                c.run_end,
+                w.prompt_tokens,
+                w.output_tokens,
+                w.max_tokens,
+                self.open_ended,
+                w.priority,
+                w.skip_reading_prefix_cache,
+                self.inputs.awaited,
+                self.inputs.rows,
+                self.done,
+                self.gaps,
+                self.timeline,
+                self.log,
+                self.admissions,
+                costs.coef,
+                costs.gemm_us,
+                costs.lm_head_us,
+                until_ns,
+            )
+        )
+
+    def _make_room(self) -> None:
+        """Output arrays are full: gaps are joined, the timeline grows and then is thinned, logs grow."""
+        state, slack = self.state, self.slots.shape[0] + 2
+        if state[st.I_GAPS] + slack > self.gaps.shape[0]:
+            joined = join_gaps(self.gaps[: state[st.I_GAPS]])
+            if 2 * (joined.shape[0] + slack) > self.gaps.shape[0]:
+                self.gaps = np.zeros((2 * self.gaps.shape[0], 2), dtype=np.int64)
+            self.gaps[: joined.shape[0]] = joined
+            state[st.I_GAPS] = joined.shape[0]
+        if state[st.I_STEPS] // state[st.I_STRIDE] >= self.timeline.shape[0]:
+            if self.timeline.shape[0] < MAX_TIMELINE_ROWS:
+                self.timeline = _grown(self.timeline, 2 * self.timeline.shape[0])
+            else:
+                halve_timeline(state, self.timeline)
+        if state[st.I_KEEP_LOG]:
+            if state[st.I_LOG] >= self.log.shape[0]:
+                self.log = _grown(self.log, 2 * self.log.shape[0])
+            if state[st.I_ADMISSIONS] + slack > self.admissions.shape[0]:
+                self.admissions = _grown(self.admissions, 2 * self.admissions.shape[0])
+
+    def _progress(self, completed: I64) -> Progress:
+        s = self.state
+        now = int(s[st.I_NOW])
+        busy = s[st.I_FLIGHT] > 0 or s[st.I_RUNNING] > 0 or self._waiting() > 0
+        if busy and not s[st.I_STUCK]:
+            return Progress(now, now, completed)
+        if s[st.I_FOLLOWING] < s[st.I_SUBMITTED]:
+            following = max(now, int(self.queue[s[st.I_FOLLOWING], st.Q_READY_NS]))
+            return Progress(following, following, completed)
+        return Progress(now, NEVER, completed)
+
+    def _waiting(self) -> int:
+        s = self.state
+        if self.settings.priority:
+            return int(s[st.I_HEAP])
+        return int(s[st.I_STACK] + s[st.I_FOLLOWING] - s[st.I_HEAD])
+
+    def load(self) -> tuple[int, int, int]:
+        """(running, waiting, KV tokens in use) at the end of the last `advance`: steps whose output came later than that
+        still count as running; requests that arrived since count as waiting."""
+        s = self.state
+        coming = int(s[st.I_SUBMITTED] - s[st.I_FOLLOWING])
+        if s[st.I_NOW] <= self.until:
+            used = self.settings.num_gpu_blocks - 1 - int(s[st.I_FREE])
+            return int(s[st.I_RUNNING]), self._waiting() + coming, used * self.granularity
+        used = int(s[st.I_SEEN_USED])
+        return int(s[st.I_SEEN_RUNNING]), int(s[st.I_SEEN_WAITING]) + coming, used * self.granularity
+
+    def match_tokens(self, request: int) -> int:
+        """Prompt tokens that a lookup of `request` would hit now; changes nothing."""
+        if not self.settings.enable_prefix_caching:
+            return 0
+        c = self.inputs.chains
+        limit = (int(self.inputs.workload.prompt_tokens[request]) - 1) // self.granularity
+        found, _ = lookup(self.blocks, self.where, c.run_offset, c.run_start, c.run_end, request, limit)
+        return int(found) * self.granularity
+
+    def free_queue(self) -> list[int]:
+        """Block ids in eviction order. For tests and `replay`."""
+        out: list[int] = []
+        b = int(self.blocks[0, st.B_NEXT])
+        while b:
+            out.append(b)
+            b = int(self.blocks[b, st.B_NEXT])
+        return out
+
+    def record(self) -> EngineRecord:
+        """What this replica leaves behind."""
+        s = self.state
+        extra: dict[str, Any] = {}
+        if self.inputs.keep_commits:
+            extra["first_commit_ns"] = self.commits if self.settings.enable_prefix_caching else None
+        return EngineRecord(
+            name=self.name,
+            kind=self.kind,
+            replica=self.inputs.replica,
+            granularity=self.granularity,
+            capacity_tokens=self.capacity_tokens,
+            timeline=self.timeline[: s[st.I_TIMELINE]].copy(),
+            gaps=join_gaps(self.gaps[: s[st.I_GAPS]]),
+            totals=totals(s, self.settings, self.n_refused),
+            counters=counters(s, self.settings),
+            notes=notes(s, self.settings, self.inputs, self.n_refused, self.name),
+            timeline_stride=int(s[st.I_STRIDE]),
+            **extra,
+        )
+
+
+def join_gaps(gaps: I64) -> I64:
+    """Pairs (gap ns, count) with equal gaps joined, ascending."""
+    values, inverse = np.unique(gaps[:, 0], return_inverse=True)
+    joined = np.zeros((values.shape[0], 2), dtype=np.int64)
+    joined[:, 0] = values
+    np.add.at(joined[:, 1], inverse.reshape(-1), gaps[:, 1])
+    return joined
+
+
+def _grown(array: I64, rows: int) -> I64:
+    """The array with more rows, new ones 0."""
+    out = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    out[: array.shape[0]] = array
+    return out
