@@ -26,6 +26,7 @@ from prefixsim.records import (
     EngineRecord,
 )
 from prefixsim.scenario.engine_vllm import VllmOptions
+from prefixsim.workload.table import Workload
 
 MAX_TIMELINE_ROWS = 1 << 21
 MAX_IDS = (1 << 31) - 2
@@ -82,7 +83,7 @@ class VllmEngine:
         ):
             state[column] = int(value)
         n_chains = chains.n_chains if s.enable_prefix_caching else 0
-        self.blocks = np.empty((s.num_gpu_blocks, 8), dtype=np.int32)
+        self.blocks = np.empty((s.num_gpu_blocks if log else _useful_blocks(s, w), 8), dtype=np.int32)
         reset_pool(state, self.blocks)
         self.where = np.zeros(max(1, n_chains), dtype=np.int32)
         self.commits = np.full(max(1, n_chains) if inputs.keep_commits else 1, NEVER, dtype=np.int64)
@@ -217,7 +218,7 @@ class VllmEngine:
         s = self.state
         coming = int(s[st.I_SUBMITTED] - s[st.I_FOLLOWING])
         if s[st.I_NOW] <= self.until:
-            used = self.settings.num_gpu_blocks - 1 - int(s[st.I_FREE])
+            used = self.blocks.shape[0] - 1 - int(s[st.I_FREE])
             return int(s[st.I_RUNNING]), self._waiting() + coming, used * self.granularity
         used = int(s[st.I_SEEN_USED])
         return int(s[st.I_SEEN_RUNNING]), int(s[st.I_SEEN_WAITING]) + coming, used * self.granularity
@@ -255,11 +256,20 @@ class VllmEngine:
             timeline=self.timeline[: s[st.I_TIMELINE]].copy(),
             gaps=join_gaps(self.gaps[: s[st.I_GAPS]]),
             totals=totals(s, self.settings, self.n_refused),
-            counters=counters(s, self.settings),
+            counters=counters(s, self.settings, self.blocks.shape[0] - 1 - int(s[st.I_FREE])),
             notes=notes(s, self.settings, self.inputs, self.n_refused, self.name),
             timeline_stride=int(s[st.I_STRIDE]),
             **extra,
         )
+
+
+def _useful_blocks(s: Settings, w: Workload) -> int:
+    """Rows of the block table: the pool, or fewer where the whole workload fits without reuse of a single block (a
+    watermark looks at the free count itself, so then the pool as it is)."""
+    if s.watermark > 0:
+        return s.num_gpu_blocks
+    tokens = np.minimum(w.prompt_tokens + w.output_tokens, s.max_model_len)
+    return min(s.num_gpu_blocks, 2 + int((tokens // s.block_size).sum()) + 2 * w.n)
 
 
 def join_gaps(gaps: I64) -> I64:

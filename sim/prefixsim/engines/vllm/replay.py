@@ -14,6 +14,7 @@ from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.engine import VllmEngine
 from prefixsim.engines.vllm.facts import UNLIMITED, Settings
 from prefixsim.engines.vllm.pool_kernels import sequential
+from prefixsim.errors import InputError, Problem, nearest
 from prefixsim.hardware.steptime import StepCosts
 from prefixsim.records import (
     NEVER,
@@ -30,26 +31,85 @@ from prefixsim.workload.table import Source, Workload
 Rows = list[dict[str, Any]] | Path | str
 
 
+MODES = ("sequential", "scheduler")
+POLICIES = ("fcfs", "priority")
+MAX_BLOCKS = 1 << 26
+"""Largest pool of a replay (2 GiB of block table): its whole free queue is listed."""
+
+INTEGERS: dict[str, tuple[int | None, int, int]] = {  # default (None: required), least, most
+    "block_size": (None, 1, 1 << 20),
+    "num_gpu_blocks": (None, 2, MAX_BLOCKS),
+    "max_num_seqs": (256, 1, 1 << 40),
+    "max_num_batched_tokens": (2048, 1, 1 << 40),
+    "long_prefill_token_threshold": (0, 0, 1 << 40),
+}
+SWITCHES = {
+    "async_scheduling": False,
+    "scheduler_reserve_full_isl": True,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": True,
+    "split_free_queue": True,
+}
+OTHERS = ("mode", "policy", "watermark", "max_model_len", "layout", "sliding_window", "prefix_cache_retention_interval")
+
+
 def replay_settings(c: dict[str, Any]) -> Settings:
-    """Settings of a golden case's `config`. Missing keys are as in the golden cases: synchronous, full-ISL test on."""
-    chunked = bool(c.get("enable_chunked_prefill", True))
-    budget = int(c.get("max_num_batched_tokens", 2048))
+    """Settings of a golden case's `config`; missing keys are as in the golden cases (synchronous, full-ISL test on).
+    Raises InputError with every fault."""
+    problems = [
+        Problem(f"not an option of a vLLM replay{nearest(str(key), [*INTEGERS, *SWITCHES, *OTHERS])}", key=str(key))
+        for key in c
+        if key not in INTEGERS and key not in SWITCHES and key not in OTHERS
+    ]
+    whole = {key: _whole(c, key, *limits, problems) for key, limits in INTEGERS.items()}
+    switch = {}
+    for key, default in SWITCHES.items():
+        switch[key] = c.get(key, default)
+        if not isinstance(switch[key], bool):
+            problems.append(Problem(f"found {switch[key]!r}, expected true or false", key=key))
+    for key, known in (("mode", MODES), ("policy", POLICIES)):
+        if c.get(key, known[0]) not in known:
+            problems.append(Problem(f"found {c[key]!r}{nearest(str(c[key]), known)}", key=key))
+    watermark = c.get("watermark", 0.0)
+    if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0 <= watermark < 1:
+        problems.append(Problem(f"found {watermark!r}, expected a number >= 0 and < 1", key="watermark"))
+    budget = whole["max_num_batched_tokens"]
+    longest = UNLIMITED if switch["enable_chunked_prefill"] else budget
+    if c.get("max_model_len") is not None:
+        longest = min(longest, _whole(c, "max_model_len", None, 1, 1 << 40, problems))
+    if c.get("mode") == "scheduler" and budget < whole["max_num_seqs"]:
+        if "max_num_seqs" in c:
+            least = f"{budget} is less than max_num_seqs {whole['max_num_seqs']}; vLLM does not start so"
+            problems.append(Problem(least, key="max_num_batched_tokens"))
+        else:
+            whole["max_num_seqs"] = budget
+    if problems:
+        raise InputError(problems)
     return Settings(
-        block_size=int(c["block_size"]),
-        num_gpu_blocks=int(c["num_gpu_blocks"]),
-        max_num_seqs=int(c.get("max_num_seqs", 256)),
+        block_size=whole["block_size"],
+        num_gpu_blocks=whole["num_gpu_blocks"],
+        max_num_seqs=whole["max_num_seqs"],
         max_num_batched_tokens=budget,
-        max_model_len=int(c.get("max_model_len", UNLIMITED if chunked else budget)),
-        watermark=float(c.get("watermark", 0.0)),
-        scheduler_reserve_full_isl=bool(c.get("scheduler_reserve_full_isl", True)),
-        enable_chunked_prefill=chunked,
-        long_prefill_token_threshold=int(c.get("long_prefill_token_threshold", 0)),
-        async_scheduling=bool(c.get("async_scheduling", False)),
+        max_model_len=longest,
+        watermark=float(watermark),
+        scheduler_reserve_full_isl=switch["scheduler_reserve_full_isl"],
+        enable_chunked_prefill=switch["enable_chunked_prefill"],
+        long_prefill_token_threshold=whole["long_prefill_token_threshold"],
+        async_scheduling=switch["async_scheduling"],
         priority=c.get("policy", "fcfs") == "priority",
-        enable_prefix_caching=bool(c.get("enable_prefix_caching", True)),
-        split_free_queue=bool(c.get("split_free_queue", True)),
+        enable_prefix_caching=switch["enable_prefix_caching"],
+        split_free_queue=switch["split_free_queue"],
         turn_ns=1,
     )
+
+
+def _whole(c: dict[str, Any], key: str, default: int | None, low: int, high: int, problems: list[Problem]) -> int:
+    value = c.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        found = "missing" if value is None else f"found {value!r}"
+        problems.append(Problem(f"{found}, expected a whole number from {low} to {high}", key=key))
+        return low
+    return value
 
 
 def make_engine(
@@ -73,10 +133,11 @@ def replay(rows: Rows, config: dict[str, Any]) -> dict[str, Any]:
     if config.get("layout", "full") != "full":
         from prefixsim.engines.vllm.groups import replay_groups
 
+        config = {"async_scheduling": False, **config}
         return replay_groups(_read_rows(rows) if isinstance(rows, str | Path) else rows, config)
     workload = read_native(Path(rows)) if isinstance(rows, str | Path) else _from_rows(rows)
     engine = make_engine(workload, replay_settings(config))
-    result = _sequential(engine) if config["mode"] == "sequential" else _scheduled(engine)
+    result = _sequential(engine) if config.get("mode", "sequential") == "sequential" else _scheduled(engine)
     result["evicted_blocks"] = int(engine.state[st.I_EVICTED])
     cached = engine.blocks[engine.free_queue(), st.B_CHAIN] >= 0
     result["final_free_queue_cached"] = "".join("1" if c else "0" for c in cached)

@@ -28,7 +28,7 @@ def totals(s: I64, settings: Settings, refused: int) -> dict[str, int]:
     }
 
 
-def counters(s: I64, settings: Settings) -> dict[str, float]:
+def counters(s: I64, settings: Settings, used_blocks: int) -> dict[str, float]:
     """vLLM's metrics at the end of the run. `(log line)` is "Prefix cache hit rate" of its log, a fraction here; preempted
     lookups are in neither the log line nor Prometheus."""
     usable = settings.num_gpu_blocks - 1
@@ -43,7 +43,7 @@ def counters(s: I64, settings: Settings) -> dict[str, float]:
         "vllm:prompt_tokens": float(s[st.I_FIRST_LOOKUP]),
         "vllm:prompt_tokens_cached": float(s[st.I_FIRST_CACHED]),
         "vllm:generation_tokens": float(s[st.I_GENERATED]),
-        "vllm:kv_cache_usage_perc": 1.0 - float(s[st.I_FREE]) / usable,
+        "vllm:kv_cache_usage_perc": used_blocks / usable,
         "vllm:kv_cache_usage_perc (peak)": float(s[st.I_USED_PEAK]) / usable,
         "vllm:num_requests_running": float(s[st.I_RUNNING]),
     }
