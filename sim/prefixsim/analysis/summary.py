@@ -105,7 +105,7 @@ def weighted_percentiles_s(gaps: I64) -> dict[str, float | None]:
         low = int(position)
         first, second = (int(gaps[np.searchsorted(ends, k, side="right"), 0]) for k in (low, min(low + 1, total - 1)))
         out[f"p{p}"] = (first + (second - first) * (position - low)) / NS_PER_S
-    out["mean"] = sum(int(v) * int(c) for v, c in gaps) / total / NS_PER_S if len(gaps) < 1000 else _mean_s(gaps, total)
+    out["mean"] = _mean_s(gaps, total)
     return out
 
 

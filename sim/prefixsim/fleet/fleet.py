@@ -102,8 +102,8 @@ class Fleet:
         return self.engines[replica].match_tokens(request)
 
     def _catch_up(self, replica: int) -> None:
-        """Runs the steps scheduled before this instant. In eager runs the replica's own process has done so."""
-        if not self.eager and self.caught_up_ns[replica] < self.now_ns:
+        """Runs the steps scheduled before this instant (in eager runs its own process has done so: then none is left)."""
+        if self.caught_up_ns[replica] < self.now_ns:
             self.caught_up_ns[replica] = self.now_ns
             self._advance(replica, self.now_ns)
 

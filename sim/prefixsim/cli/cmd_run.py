@@ -1,0 +1,80 @@
+"""`prefixsim run`: replay scenarios and print the comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("run")(run)
+
+
+def run(
+    scenarios: Annotated[
+        list[str], typer.Argument(help="Scenario files, or names of shipped ones (quickstart).", metavar="SCENARIO...")
+    ],
+    trace: Annotated[str | None, typer.Option(help="Replaces workload.trace.path.", metavar="PATH")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder [default: runs/NAME-ID]; of several runs, their parent.", metavar="DIR"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Overrides a key, e.g. engines.vllm.block_size=32.", metavar="KEY=VALUE"),
+    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Only this engine; may be repeated.", metavar="NAME")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; no notes beside the tables.")] = False,
+) -> None:
+    """Runs scenarios: each engine serves the workload; prints the comparison and writes a run folder each."""
+    from prefixsim.cli.progress import progress
+    from prefixsim.scenario.load import parse_override, variants
+
+    overrides = dict(parse_override(text) for text in set_ or [])
+    if trace is not None:
+        overrides["workload.trace.path"] = str(Path(trace).expanduser().absolute())
+    planned = [(name, variants(name, overrides)) for name in scenarios]
+    several = len(planned) > 1
+
+    from prefixsim.prepare import Library
+    from prefixsim.run import run_scenario
+
+    printed = []
+    with progress(quiet=quiet) as say:
+        for _, group in planned:
+            library = Library()
+            whole = None
+            for i, scenario in enumerate(group):
+                folder = None
+                if out is not None:
+                    folder = out / scenario.name if several else (out if i == 0 else out / scenario.name)
+                done = run_scenario(scenario, engines=engine, library=library, out=folder, write=True, say=say)
+                if json_:
+                    if whole is None:
+                        whole = dict(done.summary)
+                    else:
+                        whole.setdefault("also", {})[scenario.name] = done.summary
+                else:
+                    _show(done, quiet)
+            printed.append(whole)
+    if json_:
+        from prefixsim.output.run_folder import summary_text
+
+        typer.echo(
+            summary_text(printed[0]) if not several else "[\n" + ",\n".join(map(summary_text, printed)) + "]\n",
+            nl=False,
+        )
+
+
+def _show(done: object, quiet: bool) -> None:
+    from prefixsim.report.terminal import print_summary
+    from prefixsim.run import Run
+
+    assert isinstance(done, Run)
+    report = done.folder / "report.html" if done.folder is not None else None
+    shown = report if report is not None and report.exists() else None
+    print_summary(done.summary, run_folder=done.folder, report=shown, show_notes=not quiet)

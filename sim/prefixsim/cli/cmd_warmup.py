@@ -1,0 +1,27 @@
+"""`prefixsim warmup`: compile every kernel now, so that later runs start at once."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("warmup")(warmup)
+
+
+def warmup() -> None:
+    """Compiles all kernels into the user's cache (about half a minute, once after an installation or update)."""
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from prefixsim.cli.progress import progress
+    from prefixsim.jit import compile_seconds, kernel_cache_dir
+    from prefixsim.warmup import warm
+
+    started = time.perf_counter()
+    with progress() as say, compile_seconds() as compiled, tempfile.TemporaryDirectory() as folder:
+        warm(Path(folder), say)
+    where = kernel_cache_dir() or "memory only: the cache folder cannot be written"
+    typer.echo(f"kernels ready in {time.perf_counter() - started:.1f} s ({compiled():.1f} s of compiling): {where}")

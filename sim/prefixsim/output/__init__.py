@@ -1,0 +1,1 @@
+"""Writing a finished run: the folder, its tables."""
