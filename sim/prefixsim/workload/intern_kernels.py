@@ -7,38 +7,52 @@ import numpy as np
 
 from prefixsim.jit import kernel
 
+STATE_ROW, STATE_ELEMENTS, STATE_RUNS = range(3)
+
 
 def cut_atoms(atom_offset, prompt_atoms, atom_id, atom_tokens, output_tokens):
     """Atoms to pieces that are equal or disjoint; unknown outputs get a unique piece.
 
-    atom_tokens may be empty: every atom is one token. Returns (piece_offset int64 (n+1,), piece_id int64 (P,),
-    piece_tokens int32 (P,) or empty when all are one token).
+    atom_tokens may be empty: every atom is one token. Returns (piece_offset int64 (n+1,), piece_id int32 (P,),
+    piece_tokens int32 (P,) or empty when all are one token). Raises OverflowError past 2^31 distinct pieces.
     """
     n = atom_offset.shape[0] - 1
     known = (atom_offset[1:] - atom_offset[:-1]) > prompt_atoms
     missing = ~known & (output_tokens > 0)
     if atom_tokens.shape[0] == 0 and not missing.any():
-        return atom_offset, atom_id.astype(np.int64), atom_tokens
-    lengths = atom_tokens if atom_tokens.shape[0] else np.ones(atom_id.shape[0], dtype=np.int32)
+        return atom_offset, atom_id, atom_tokens
     top = int(atom_id.max()) + 1 if atom_id.shape[0] else 0
-    low = np.full(top, np.iinfo(np.int32).max, dtype=np.int32)
-    high = np.zeros(top, dtype=np.int32)
-    np.minimum.at(low, atom_id, lengths)
-    np.maximum.at(high, atom_id, lengths)
-    varied = low < high  # ids that occur in several lengths (never for ids unused)
-    if varied.any():
-        pairs = np.unique(
-            np.stack([atom_id[varied[atom_id]].astype(np.int64), lengths[varied[atom_id]].astype(np.int64)]),
-            axis=1,
-        )
-        ids, first = np.unique(pairs[0], return_index=True)
-        cut_start = np.full(top, -1, dtype=np.int64)
-        cut_start[ids] = first
-        cut_len = pairs[1]
-    else:
-        cut_start = np.full(top, -1, dtype=np.int64)
-        cut_len = np.zeros(0, dtype=np.int64)
+    if top > 4 * atom_id.shape[0] + 65_536:  # sparse ids: the tables below are as long as the largest id
+        atom_id = np.unique(atom_id, return_inverse=True)[1].reshape(-1).astype(np.int32)
+        top = int(atom_id.max()) + 1
+    lengths = atom_tokens if atom_tokens.shape[0] else np.ones(atom_id.shape[0], dtype=np.int32)
+    cut_start = np.full(top, -1, dtype=np.int64)
+    cut_len = np.zeros(0, dtype=np.int64)
+    if atom_tokens.shape[0]:
+        low, high = np.zeros(top, dtype=np.int32), np.zeros(top, dtype=np.int32)
+        _length_range(atom_id, lengths, low, high)
+        varied = low < high  # ids that occur in several lengths
+        if varied.any():
+            some = varied[atom_id]
+            keys = np.unique((atom_id[some].astype(np.int64) << 32) | lengths[some])
+            ids, first = np.unique(keys >> 32, return_index=True)
+            cut_start[ids] = first
+            cut_len = keys & 0xFFFFFFFF
+    if top + cut_len.shape[0] + n >= 1 << 31:
+        raise OverflowError("more than 2^31 distinct pieces of content")
     return _cut(atom_offset, atom_id, lengths, missing, output_tokens, cut_start, cut_len, top, n)
+
+
+@kernel
+def _length_range(atom_id, lengths, low, high):
+    """Shortest (0: unused) and longest length of every id."""
+    for a in range(atom_id.shape[0]):
+        i = atom_id[a]
+        t = lengths[a]
+        if low[i] == 0 or t < low[i]:
+            low[i] = t
+        if t > high[i]:
+            high[i] = t
 
 
 @kernel
@@ -57,7 +71,7 @@ def _cut(atom_offset, atom_id, lengths, missing, output_tokens, cut_start, cut_l
         if missing[r]:
             total += 1
     offset = np.zeros(n + 1, np.int64)
-    piece = np.empty(total, np.int64)
+    piece = np.empty(total, np.int32)
     tokens = np.empty(total, np.int32)
     p = 0
     pieces_base = top  # ids of cut pieces: top + position in cut_len; unknown outputs after them
@@ -89,109 +103,121 @@ def _cut(atom_offset, atom_id, lengths, missing, output_tokens, cut_start, cut_l
 
 
 @kernel
-def _slot(keys_parent, keys_piece, mask, parent, piece):
-    """Slot of (parent, piece) in an open-addressing table: its entry, or the first free slot."""
-    h = (parent * 7919 + piece * 104729) & 0x7FFFFFFFFFFF
+def _slot(table, parent, element_piece, above, piece):
+    """Slot of the child `piece` of `above` in an open-addressing table of elements: its entry, or the first free slot."""
+    mask = table.shape[0] - 1
+    h = (above * 7919 + piece * 104729) & 0x7FFFFFFFFFFF
     h ^= h >> 17
     s = (h * 31 + (h >> 7)) & mask
-    while keys_piece[s] != -1 and (keys_parent[s] != parent or keys_piece[s] != piece):
+    while table[s] >= 0 and (parent[table[s]] != above or element_piece[table[s]] != piece):
         s = (s + 1) & mask
     return s
 
 
 @kernel
+def intern_some(
+    state, piece_offset, piece_id, piece_tokens, namespace, table, element_piece, element_tokens, element_end, parent,
+    run_offset, run_start, run_end, created_end,
+):  # fmt: skip
+    """Interns rows from state[ROW] on, as long as runs are sure to fit. state int64 (3,): next row, elements, runs.
+
+    A row follows the tree as far as it can (a child made right after its parent has the next id; other children are in
+    the table), then all the rest of it is new: one table entry a row at most. piece_tokens empty: all one token.
+    """
+    n = namespace.shape[0]
+    single = piece_tokens.shape[0] == 0
+    n_elements = state[STATE_ELEMENTS]
+    n_runs = state[STATE_RUNS]
+    r = state[STATE_ROW]
+    while r < n:
+        p = piece_offset[r]
+        stop = piece_offset[r + 1]
+        if n_runs + (stop - p) + 1 > run_start.shape[0]:
+            break
+        first_piece = p
+        first_run = n_runs
+        cur = np.int64(-1 - namespace[r])
+        while p < stop:
+            c = piece_id[p]
+            follow = cur + 1
+            if cur >= 0 and follow < n_elements and parent[follow] == cur and element_piece[follow] == c:
+                # on the run: go as far as it agrees
+                p += 1
+                cur = follow
+                while (
+                    p < stop
+                    and cur + 1 < n_elements
+                    and parent[cur + 1] == cur
+                    and element_piece[cur + 1] == piece_id[p]
+                ):
+                    cur += 1
+                    p += 1
+                run_end[n_runs - 1] = p - first_piece
+                continue
+            appended = cur >= 0 and follow == n_elements
+            child = np.int64(-1)
+            if not appended:
+                s = _slot(table, parent, element_piece, cur, c)
+                child = np.int64(table[s])
+                if child < 0:
+                    table[s] = n_elements
+            if child >= 0:
+                cur = child
+                run_start[n_runs] = child
+                p += 1
+                run_end[n_runs] = p - first_piece
+                n_runs += 1
+                continue
+            # new from here to the end of the row
+            if not appended or n_runs == first_run:
+                run_start[n_runs] = n_elements
+                n_runs += 1
+            depth = element_end[cur] if cur >= 0 else np.int64(0)
+            while p < stop:
+                t = 1 if single else piece_tokens[p]
+                depth += t
+                element_piece[n_elements] = piece_id[p]
+                element_tokens[n_elements] = t
+                element_end[n_elements] = depth
+                parent[n_elements] = cur
+                cur = n_elements
+                n_elements += 1
+                p += 1
+            run_end[n_runs - 1] = p - first_piece
+        r += 1
+        run_offset[r] = n_runs
+        created_end[r - 1] = n_elements
+    state[STATE_ROW] = r
+    state[STATE_ELEMENTS] = n_elements
+    state[STATE_RUNS] = n_runs
+
+
 def intern_rows(piece_offset, piece_id, piece_tokens, namespace):
-    """Interns rows in order. piece_tokens empty: all one token.
+    """Interns rows in order. piece_id int32; piece_tokens int32, empty: all one token. Memory is only touched as used.
 
     Returns element_tokens int32, element_end int64, parent int32, run_offset, run_start, run_end int64, created_end int64.
     """
-    n = piece_offset.shape[0] - 1
-    total = piece_offset[n]
-    single = piece_tokens.shape[0] == 0
-    element_piece = np.empty(total, np.int64)
-    element_tokens = np.empty(total, np.int32)
-    element_end = np.empty(total, np.int64)
-    parent = np.empty(total, np.int32)
-    run_offset = np.zeros(n + 1, np.int64)
-    created_end = np.zeros(n, np.int64)
-    cap_runs = max(16, 4 * n)
-    run_start = np.empty(cap_runs, np.int64)
-    run_end = np.empty(cap_runs, np.int64)
-    size = 1024
-    keys_parent = np.empty(size, np.int64)
-    keys_piece = np.full(size, -1, np.int64)
-    values = np.empty(size, np.int64)
-    used = 0
-    n_elements = 0
-    n_runs = 0
-    for r in range(n):
-        cur = -1 - namespace[r]
-        previous = -2 - n_elements  # never the id before a first element
-        count = 0
-        for p in range(piece_offset[r], piece_offset[r + 1]):
-            c = piece_id[p]
-            follow = cur + 1
-            child = -1
-            if cur >= 0 and follow < n_elements and parent[follow] == cur and element_piece[follow] == c:
-                child = follow
-            else:
-                implicit = cur >= 0 and follow == n_elements
-                if not implicit:
-                    s = _slot(keys_parent, keys_piece, size - 1, cur, c)
-                    if keys_piece[s] != -1:
-                        child = values[s]
-                    else:
-                        keys_parent[s] = cur
-                        keys_piece[s] = c
-                        values[s] = n_elements
-                        used += 1
-                if child < 0:
-                    child = n_elements
-                    element_piece[child] = c
-                    t = 1 if single else piece_tokens[p]
-                    element_tokens[child] = t
-                    element_end[child] = t + (element_end[cur] if cur >= 0 else 0)
-                    parent[child] = cur
-                    n_elements += 1
-                    if used * 2 > size:
-                        old_parent, old_piece, old_values = keys_parent, keys_piece, values
-                        size *= 4
-                        keys_parent = np.empty(size, np.int64)
-                        keys_piece = np.full(size, -1, np.int64)
-                        values = np.empty(size, np.int64)
-                        for i in range(old_piece.shape[0]):
-                            if old_piece[i] != -1:
-                                s = _slot(keys_parent, keys_piece, size - 1, old_parent[i], old_piece[i])
-                                keys_parent[s] = old_parent[i]
-                                keys_piece[s] = old_piece[i]
-                                values[s] = old_values[i]
-            count += 1
-            if child == previous + 1 and n_runs > run_offset[r]:
-                run_end[n_runs - 1] = count
-            else:
-                if n_runs == run_start.shape[0]:
-                    bigger = np.empty(2 * n_runs, np.int64)
-                    bigger[:n_runs] = run_start
-                    run_start = bigger
-                    bigger2 = np.empty(2 * n_runs, np.int64)
-                    bigger2[:n_runs] = run_end
-                    run_end = bigger2
-                run_start[n_runs] = child
-                run_end[n_runs] = count
-                n_runs += 1
-            previous = child
-            cur = child
-        run_offset[r + 1] = n_runs
-        created_end[r] = n_elements
-    return (
-        element_tokens[:n_elements].copy(),
-        element_end[:n_elements].copy(),
-        parent[:n_elements].copy(),
-        run_offset,
-        run_start[:n_runs].copy(),
-        run_end[:n_runs].copy(),
-        created_end,
-    )
+    n, total = namespace.shape[0], int(piece_offset[-1])
+    size = 1 << max(10, int(3 * n).bit_length())
+    table = np.full(size, -1, np.int32)
+    element_piece, element_tokens = np.empty(total, np.int32), np.empty(total, np.int32)
+    element_end, parent = np.empty(total, np.int64), np.empty(total, np.int32)
+    run_offset, created_end = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    longest = int((piece_offset[1:] - piece_offset[:-1]).max()) if n else 0
+    run_start, run_end = np.empty(4 * n + longest + 16, np.int64), np.empty(4 * n + longest + 16, np.int64)
+    state = np.zeros(3, np.int64)
+    while True:
+        intern_some(
+            state, piece_offset, piece_id, piece_tokens, namespace, table, element_piece, element_tokens, element_end,
+            parent, run_offset, run_start, run_end, created_end,
+        )  # fmt: skip
+        if state[STATE_ROW] == n:
+            break
+        more = run_start.shape[0] + longest
+        run_start = np.concatenate([run_start, np.empty(more, np.int64)])
+        run_end = np.concatenate([run_end, np.empty(more, np.int64)])
+    e, k = int(state[STATE_ELEMENTS]), int(state[STATE_RUNS])
+    return element_tokens[:e], element_end[:e], parent[:e], run_offset, run_start[:k], run_end[:k], created_end
 
 
 @kernel

@@ -7,6 +7,7 @@ import hashlib
 import io
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -28,6 +29,7 @@ class TraceFile:
         self.path = path
         self.name = shown or str(path)
         self.sha256 = ""
+        self.line = 1
 
     def problem(self, message: str, line: int | None = None, key: str | None = None) -> Problem:
         """A `Problem` in this file."""
@@ -37,27 +39,26 @@ class TraceFile:
         """A `TraceError` in this file."""
         return TraceError(self.problem(message, line))
 
-    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[tuple[int, bytes]]:
-        """(number of the first line, bytes ending in a newline). A missing newline at the end of the file is added.
+    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
+        """Bytes ending in a newline; one that is missing at the end of the file is added. Who reads counts `line`.
 
         Raises TraceError when the file can't be read or decompressed, or a line is longer than `MAX_LINE_BYTES`.
         """
-        line, rest = 1, b""
+        self.line, rest = 1, b""
         for chunk in self.chunks(size):
             cut = chunk.rfind(b"\n") + 1
             if cut == 0:
                 rest += chunk
                 if len(rest) > MAX_LINE_BYTES:
-                    raise self.error(f"a line longer than {MAX_LINE_BYTES >> 20} MiB", line)
+                    raise self.error(f"a line longer than {MAX_LINE_BYTES >> 20} MiB", self.line)
                 continue
             if cut - chunk.find(b"\n") > MAX_LINE_BYTES or len(rest) + chunk.find(b"\n") > MAX_LINE_BYTES:
-                raise self.error(f"a line longer than {MAX_LINE_BYTES >> 20} MiB", line)
+                raise self.error(f"a line longer than {MAX_LINE_BYTES >> 20} MiB", self.line)
             block = rest + chunk[:cut] if rest else chunk[:cut] if cut < len(chunk) else chunk
             rest = chunk[cut:]
-            yield line, block
-            line += block.count(b"\n")
+            yield block
         if rest:
-            yield line, rest + b"\n"
+            yield rest + b"\n"
 
     def document(self) -> bytes:
         """The whole file, for formats that are one JSON document. Raises TraceError above `MAX_DOCUMENT_BYTES`."""
@@ -79,8 +80,8 @@ class TraceFile:
         """Decompressed bytes; a UTF-8 byte order mark at the start is dropped."""
         digest = hashlib.sha256()
         try:
-            with self.path.open("rb") as raw:
-                hashing = _Hashing(raw, digest)
+            with self.path.open("rb") as raw, ThreadPoolExecutor(1) as helper:
+                hashing = _Hashing(raw, digest, helper)
                 stream = self._open(raw, hashing)
                 total, first = 0, True
                 while True:
@@ -101,6 +102,7 @@ class TraceFile:
                     yield chunk
                 while hashing.read(1 << 20):
                     pass
+                hashing.settle()
         except (OSError, EOFError, zlib.error) as exc:
             raise self.error(f"cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
         self.sha256 = digest.hexdigest()
@@ -125,14 +127,26 @@ class TraceFile:
 class _Hashing(io.RawIOBase):
     """Reads from a file and hashes what passes."""
 
-    def __init__(self, raw: IO[bytes], digest: Any) -> None:
-        self.raw, self.digest, self.count = raw, digest, 0
+    def __init__(self, raw: IO[bytes], digest: Any, helper: ThreadPoolExecutor) -> None:
+        self.raw, self.digest, self.count, self.helper = raw, digest, 0, helper
+        self.pending: Future[None] | None = None
 
     def read(self, size: int = -1) -> bytes:
         data = self.raw.read(size)
-        self.digest.update(data)
+        if len(data) < 1 << 16:
+            self.settle()
+            self.digest.update(data)
+        else:  # beside the reading
+            self.settle()
+            self.pending = self.helper.submit(self.digest.update, data)
         self.count += len(data)
         return data
+
+    def settle(self) -> None:
+        """Waits until all that was read is hashed."""
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
 
     def readable(self) -> bool:
         return True

@@ -21,22 +21,24 @@ def copy_ranges(flat, start, count, out):
 
 @kernel
 def check_chained(ids, offset, top):
-    """Counts uses of an id behind another id than at its first use, and uses of an id twice in a row's neighbourhood."""
+    """Counts uses of an id behind another id than at its first use, immediate repetitions, and distinct ids."""
     before = np.full(top, -2, np.int64)
     moved = 0
     repeated = 0
+    distinct = 0
     for r in range(offset.shape[0] - 1):
         previous = np.int64(-1)
         for a in range(offset[r], offset[r + 1]):
             i = np.int64(ids[a])
             if before[i] == -2:
                 before[i] = previous
+                distinct += 1
             elif before[i] != previous:
                 moved += 1
             if i == previous:
                 repeated += 1
             previous = i
-    return moved, repeated
+    return moved, repeated, distinct
 
 
 @kernel

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from prefixsim.workload.table import I32, I64
 MAX_PROBLEMS = 20
 MAX_TOKENS = 1_000_000_000
 """Most tokens a prompt or an output may have."""
-MAX_ROWS = 200_000_000
+ROWS_AT_ONCE = 1 << 15
 
 _NUM, _STR, _INTS, _BOOL, _OTHER = range(5)  # as in scan_kernels
 _ABSENT, _NULL = -1, -2
@@ -95,22 +95,19 @@ class RowTable:
 
 def read_rows(file: TraceFile, keys: Sequence[Key], bad: BadRows) -> RowTable:
     """Reads all rows of a JSON-lines file. Bad rows go to `bad`; its `check` is left to the caller."""
-    blocks = [_read_block(file, first, block, keys, bad) for first, block in file.blocks()]
+    scanner = _Scanner(keys)
+    blocks = [part for block in file.blocks() for part in scanner.block(file, block, bad)]
     table = RowTable(line=_joined([b.line for b in blocks], np.int64))
     table.blank = sum(b.blank for b in blocks)
     table.unknown = _first_unknown(blocks)
-    narrow = all(b.flat.dtype == np.int32 for b in blocks)
-    table.flat = _joined([b.flat for b in blocks], np.int32 if narrow else np.int64)
+    table.flat = scanner.flat[: scanner.used]
     for key in keys:
         name = key.name
         table.has[name] = _joined([b.has[name] for b in blocks], np.bool_)
         if key.kind in ("num", "bool"):
             table.number[name] = _joined([b.number[name] for b in blocks], np.float64)
         elif key.kind == "ints":
-            before = offsets([b.flat.shape[0] for b in blocks])
-            table.start[name] = _joined(
-                [b.start[name] + base for b, base in zip(blocks, before, strict=False)], np.int64
-            )
+            table.start[name] = _joined([b.start[name] for b in blocks], np.int64)
             table.count[name] = _joined([b.count[name] for b in blocks], np.int64)
         elif key.kind == "str":
             table.text[name] = [t for b in blocks for t in b.text[name]]
@@ -139,67 +136,104 @@ def unknown_note(table: RowTable, keys: Sequence[Key]) -> str | None:
     return f"unknown keys were ignored ({count:,} times); the first: {name!r} on line {line}{hint}"
 
 
-def _read_block(file: TraceFile, first: int, block: bytes, keys: Sequence[Key], bad: BadRows) -> RowTable:
-    from prefixsim.workload import scan_kernels as scan
+class _Scanner:
+    """Reads blocks with the compiled scanner; keeps its scratch arrays, and all lists in one growing array `flat`."""
 
-    names = [k.name.encode() for k in keys]
-    key_data = np.frombuffer(b"".join(names) + b"\n", dtype=np.uint8)
-    key_start = np.concatenate([[0], np.cumsum([len(k) for k in names])]).astype(np.int64)
-    kinds = {"num": scan.NUM, "str": scan.STR, "ints": scan.INTS, "bool": scan.BOOL, "other": scan.OTHER}
-    key_kind = np.array([kinds[k.kind] for k in keys], dtype=np.int64)
-    data = np.frombuffer(block, dtype=np.uint8)
-    rows = block.count(b"\n")
-    n_keys = len(keys)
-    line_start = np.empty(rows + 1, np.int64)
-    status = np.zeros(rows, np.int8)
-    number = np.empty((rows, n_keys), np.float64)
-    start = np.empty((rows, n_keys), np.int64)
-    count = np.empty((rows, n_keys), np.int64)
-    commas = block.count(b",") if scan.INTS in key_kind else 0
-    values = np.empty(commas + rows + 1, np.int64)
-    unknown = np.zeros(3, np.int64)
-    rows, n_values = scan.scan_lines(
-        data, key_data, key_start, key_kind, line_start, status, number, start, count, values, unknown
-    )
-    slow: dict[int, dict[str, Any]] = {}
-    keep = status == scan.ROW_OK
-    extra = None
-    for r in np.flatnonzero((status == scan.ROW_SLOW) | (status == scan.ROW_DUPLICATE)):
-        raw = block[line_start[r] : line_start[r + 1]]
-        row = decode_slowly(raw, first + int(r), keys, bad)
-        if row is not None:
-            keep[r] = True
-            slow[int(r)] = row
-            strange = [k for k in row if k.encode() not in names]
-            if strange and extra is None:
-                extra = (strange[0], first + int(r))
-            unknown[0] += len(strange)
-    for key, k in ((key, k) for k, key in enumerate(keys) if key.required):
-        missing = keep & (count[:, k] < 0)
-        for r in np.flatnonzero(missing):
-            if int(r) in slow and slow[int(r)].get(key.name) is not None:
-                continue
-            keep[r] = False
-            bad.add("is missing" if count[r, k] == _ABSENT else "is null", first + int(r), key.name)
-    chosen = np.flatnonzero(keep)
-    table = RowTable(line=chosen + first, blank=int((status == scan.ROW_BLANK).sum()))
-    if unknown[0]:
-        if unknown[2]:
-            at = int(unknown[1])
-            name = block[at : at + int(unknown[2])].decode()
-            table.unknown = (name, first + block.count(b"\n", 0, at), int(unknown[0]))
-        elif extra:
-            table.unknown = (*extra, int(unknown[0]))
-    patched = [(int(np.searchsorted(chosen, r)), slow[r]) for r in slow if keep[r]]
-    lists = _Extra(n_values)
-    for k, key in enumerate(keys):
-        _fill(table, key, number[chosen, k], start[chosen, k], count[chosen, k], lists, block, patched)
-    flat = values[:n_values]
-    if lists.items:
-        flat = np.concatenate([flat, np.array(lists.items, dtype=np.int64)])
-    small = flat.shape[0] == 0 or (flat.max() < 1 << 31 and flat.min() >= 0)
-    table.flat = flat.astype(np.int32) if small else flat.copy()
-    return table
+    def __init__(self, keys: Sequence[Key]) -> None:
+        from prefixsim.workload import scan_kernels as scan
+
+        self.keys = keys
+        self.names = [k.name.encode() for k in keys]
+        self.key_data = np.frombuffer(b"".join(self.names) + b"\n", dtype=np.uint8)
+        self.key_start = offsets([len(k) for k in self.names])
+        kinds = {"num": scan.NUM, "str": scan.STR, "ints": scan.INTS, "bool": scan.BOOL, "other": scan.OTHER}
+        self.key_kind = np.array([kinds[k.kind] for k in keys], dtype=np.int64)
+        self.lists = any(k.kind == "ints" for k in keys)
+        self.flat: I64 | I32 = np.empty(1024, np.int32)
+        self.used = 0
+        self.line_start = np.empty(ROWS_AT_ONCE + 1, np.int64)
+        self.status = np.empty(ROWS_AT_ONCE, np.int8)
+        self.number = np.empty((ROWS_AT_ONCE, len(keys)), np.float64)
+        self.start = np.empty((ROWS_AT_ONCE, len(keys)), np.int64)
+        self.count = np.empty((ROWS_AT_ONCE, len(keys)), np.int64)
+
+    def _reserve(self, values: int) -> None:
+        """Room for so many more values. Untouched memory costs nothing, so the room is generous."""
+        if self.lists and self.used + values > self.flat.shape[0]:
+            bigger = np.empty(max(2 * self.flat.shape[0], 4 * (self.used + values)), self.flat.dtype)
+            bigger[: self.used] = self.flat[: self.used]
+            self.flat = bigger
+
+    def block(self, file: TraceFile, block: bytes, bad: BadRows) -> Iterator[RowTable]:
+        """The rows of one block of whole lines, in tables of at most `ROWS_AT_ONCE`; counts the file's lines."""
+        self._reserve(len(block) // 2 + 2)
+        begin = 0
+        while begin < len(block):
+            table, rows, begin = self._some(file, block, begin, bad)
+            file.line += rows
+            yield table
+
+    def _some(self, file: TraceFile, block: bytes, begin: int, bad: BadRows) -> tuple[RowTable, int, int]:
+        from prefixsim.workload import scan_kernels as scan
+
+        first, keys, names = file.line, self.keys, self.names
+        data = np.frombuffer(block, dtype=np.uint8)
+        unknown = np.zeros(3, np.int64)
+        while True:
+            rows, n_values, wide, end = scan.scan_lines(
+                data, self.key_data, self.key_start, self.key_kind, self.line_start, self.status, self.number, self.start,
+                self.count, self.flat, self.used, begin, unknown,
+            )  # fmt: skip
+            if not wide or self.flat.dtype == np.int64:
+                break
+            self.flat = self.flat.astype(np.int64)  # an id of more than 31 bits: all are kept as 64-bit from now on
+            unknown[:] = 0
+        line_start, status = self.line_start, self.status[:rows]
+        number, start, count = self.number[:rows], self.start[:rows], self.count[:rows]
+        slow: dict[int, dict[str, Any]] = {}
+        keep = status == scan.ROW_OK
+        extra = None
+        for r in np.flatnonzero((status == scan.ROW_SLOW) | (status == scan.ROW_DUPLICATE)):
+            raw = block[line_start[r] : line_start[r + 1]]
+            row = decode_slowly(raw, first + int(r), keys, bad)
+            if row is not None:
+                keep[r] = True
+                slow[int(r)] = row
+                strange = [k for k in row if k.encode() not in names]
+                if strange and extra is None:
+                    extra = (strange[0], first + int(r))
+                unknown[0] += len(strange)
+        for key, k in ((key, k) for k, key in enumerate(keys) if key.required):
+            missing = keep & (count[:, k] < 0)
+            for r in np.flatnonzero(missing):
+                if int(r) in slow and slow[int(r)].get(key.name) is not None:
+                    continue
+                keep[r] = False
+                bad.add("is missing" if count[r, k] == _ABSENT else "is null", first + int(r), key.name)
+        chosen = np.flatnonzero(keep)
+        table = RowTable(line=chosen + first, blank=int((status == scan.ROW_BLANK).sum()))
+        if unknown[0]:
+            if unknown[2]:
+                at = int(unknown[1])
+                name = block[at : at + int(unknown[2])].decode()
+                table.unknown = (name, first + block.count(b"\n", begin, at), int(unknown[0]))
+            elif extra:
+                table.unknown = (*extra, int(unknown[0]))
+        patched = [(int(np.searchsorted(chosen, r)), slow[r]) for r in slow if keep[r]]
+        lists = _Extra(n_values)
+        for k, key in enumerate(keys):
+            _fill(table, key, number[chosen, k], start[chosen, k], count[chosen, k], lists, block, patched)
+        self._append(n_values, lists.items)
+        return table, rows, end
+
+    def _append(self, used: int, items: list[int]) -> None:
+        self.used = used
+        if items:
+            if self.flat.dtype == np.int32 and not (max(items) < 1 << 31 and min(items) >= 0):
+                self.flat = self.flat.astype(np.int64)
+            self._reserve(len(items))
+            self.flat[used : used + len(items)] = items
+            self.used += len(items)
 
 
 class _Extra:
@@ -234,6 +268,8 @@ def _fill(
         for i, row in patched:
             start[i], count[i] = extra.add(row.get(name))
         table.start[name], table.count[name] = start, count
+    elif key.kind == "str" and not has.any():
+        table.text[name] = [None] * has.shape[0]
     elif key.kind == "str":
         texts: list[str | None] = [
             block[a : a + c].decode() if c >= 0 else None for a, c in zip(start.tolist(), count.tolist(), strict=True)

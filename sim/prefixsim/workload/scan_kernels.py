@@ -80,13 +80,17 @@ def _string(data, p):
 
 @kernel
 def _integers(data, p, values, n_values):
-    """An array of non-negative integers of at most 18 digits, p after its bracket. Returns (end or -1, values so far)."""
+    """An array of non-negative integers of at most 18 digits, p after its bracket.
+
+    Returns (end or -1, values so far, largest). `values` may be int32: the caller repeats with int64 if one was larger.
+    """
+    largest = np.int64(0)
     p = _space(data, p)
     if data[p] == _CLOSE_BRACKET:
-        return p + 1, n_values
+        return p + 1, n_values, largest
     while True:
         start = p
-        v = 0
+        v = np.int64(0)
         while True:
             d = np.int64(data[p]) - 48
             if d < 0 or d > 9:
@@ -95,8 +99,10 @@ def _integers(data, p, values, n_values):
             p += 1
         digits = p - start
         if digits == 0 or digits > 18 or (digits > 1 and data[start] == 48):
-            return -1, n_values
+            return -1, n_values, largest
         values[n_values] = v
+        if v > largest:
+            largest = v
         n_values += 1
         if data[p] == _COMMA:
             p += 1
@@ -107,9 +113,9 @@ def _integers(data, p, values, n_values):
         else:
             p = _space(data, p)
             if data[p] == _CLOSE_BRACKET:
-                return p + 1, n_values
+                return p + 1, n_values, largest
             if data[p] != _COMMA:
-                return -1, n_values
+                return -1, n_values, largest
             p = _space(data, p + 1)
 
 
@@ -143,7 +149,9 @@ def _find_key(data, p, length, key_data, key_start):
 
 @kernel
 def _scan_row(data, p, key_data, key_start, key_kind, number, start, count, values, n_values, unknown):
-    """One row at p (its brace). Returns (status, values so far, where it stopped); fills the row's known keys."""
+    """One row at p (its brace). Returns (status, values so far, where it stopped, largest
+    integer of its lists); fills the row's known keys."""
+    largest = np.int64(0)
     at = p  # a place in the row up to which there is no newline
     p = _space(data, p + 1)
     if data[p] == _CLOSE_BRACE:
@@ -151,15 +159,15 @@ def _scan_row(data, p, key_data, key_start, key_kind, number, start, count, valu
     else:
         while True:
             if data[p] != _QUOTE:
-                return ROW_SLOW, n_values, at
+                return ROW_SLOW, n_values, at, largest
             at = p
             key_at = p + 1
             p = _string(data, key_at)
             if p < 0:
-                return ROW_SLOW, n_values, at
+                return ROW_SLOW, n_values, at, largest
             k = _find_key(data, key_at, p - 1 - key_at, key_data, key_start)
             if k >= 0 and count[k] != ABSENT:
-                return ROW_DUPLICATE, n_values, at
+                return ROW_DUPLICATE, n_values, at, largest
             if k < 0:
                 if unknown[0] == 0:
                     unknown[1] = key_at
@@ -167,7 +175,7 @@ def _scan_row(data, p, key_data, key_start, key_kind, number, start, count, valu
                 unknown[0] += 1
             p = _space(data, p)
             if data[p] != _COLON:
-                return ROW_SLOW, n_values, at
+                return ROW_SLOW, n_values, at, largest
             p = _space(data, p + 1)
             kind = key_kind[k] if k >= 0 else -1
             c = data[p]
@@ -175,34 +183,36 @@ def _scan_row(data, p, key_data, key_start, key_kind, number, start, count, valu
                 begin = p + 1
                 p = _string(data, begin)
                 if p < 0 or kind not in (STR, -1):
-                    return ROW_SLOW, n_values, at
+                    return ROW_SLOW, n_values, at, largest
                 if k >= 0:
                     start[k] = begin
                     count[k] = p - 1 - begin
             elif c == _OPEN_BRACKET:
                 if kind != INTS:
-                    return ROW_SLOW, n_values, at
+                    return ROW_SLOW, n_values, at, largest
                 begin = n_values
-                p, n_values = _integers(data, p + 1, values, n_values)
+                p, n_values, top = _integers(data, p + 1, values, n_values)
+                if top > largest:
+                    largest = top
                 if p < 0:
-                    return ROW_SLOW, begin, at
+                    return ROW_SLOW, begin, at, largest
                 start[k] = begin
                 count[k] = n_values - begin
             elif c == _MINUS or 48 <= c <= 57:
                 p, value, decimals = _number(data, p)
                 if p < 0 or kind not in (NUM, -1):
-                    return ROW_SLOW, n_values, at
+                    return ROW_SLOW, n_values, at, largest
                 if k >= 0:
                     number[k] = value
                     count[k] = decimals
             else:
                 p, literal = _literal(data, p)
                 if p < 0:
-                    return ROW_SLOW, n_values, at
+                    return ROW_SLOW, n_values, at, largest
                 if k >= 0:
                     if literal >= 0:
                         if kind != BOOL:
-                            return ROW_SLOW, n_values, at
+                            return ROW_SLOW, n_values, at, largest
                         number[k] = literal
                         count[k] = 0
                     else:
@@ -214,25 +224,28 @@ def _scan_row(data, p, key_data, key_start, key_kind, number, start, count, valu
                 p += 1
                 break
             else:
-                return ROW_SLOW, n_values, at
+                return ROW_SLOW, n_values, at, largest
     p = _space(data, p)
     if data[p] != _NEWLINE:
-        return ROW_SLOW, n_values, at
-    return ROW_OK, n_values, p
+        return ROW_SLOW, n_values, at, largest
+    return ROW_OK, n_values, p, largest
 
 
 @kernel
-def scan_lines(data, key_data, key_start, key_kind, line_start, status, number, start, count, values, unknown):
-    """Scans a block of whole lines (uint8, its last byte a newline).
+def scan_lines(
+    data, key_data, key_start, key_kind, line_start, status, number, start, count, values, n_values, begin, unknown
+):
+    """Scans whole lines (uint8, its last byte a newline) from `begin` on, until the data or the room for rows ends.
 
     line_start int64 (rows+1,), status int8 (rows,), number float64, start and count int64 (rows, keys), values int64:
-    filled. unknown int64 (3,): occurrences of unknown keys, and where the first one is. Returns (rows, values).
+    filled, values from n_values on. unknown int64 (3,): occurrences of unknown keys, and where the first one is.
+    Returns (rows, values, whether a value does not fit int32, where it stopped).
     """
     size = data.shape[0]
-    n_values = 0
+    wide = False
     row = 0
-    p = 0
-    while p < size:
+    p = begin
+    while p < size and row < status.shape[0]:
         line_start[row] = p
         for k in range(key_kind.shape[0]):
             count[row, k] = ABSENT
@@ -245,7 +258,7 @@ def scan_lines(data, key_data, key_start, key_kind, line_start, status, number, 
         else:
             before = n_values
             if data[q] == _OPEN_BRACE:
-                status[row], n_values, q = _scan_row(
+                status[row], n_values, q, largest = _scan_row(
                     data,
                     q,
                     key_data,
@@ -258,6 +271,8 @@ def scan_lines(data, key_data, key_start, key_kind, line_start, status, number, 
                     n_values,
                     unknown,
                 )
+                if largest > 2147483647 and status[row] == ROW_OK:
+                    wide = True
             else:
                 status[row] = ROW_SLOW
             if status[row] != ROW_OK:
@@ -266,5 +281,5 @@ def scan_lines(data, key_data, key_start, key_kind, line_start, status, number, 
                 q += 1
             p = q + 1
         row += 1
-    line_start[row] = size
-    return row, n_values
+    line_start[row] = p
+    return row, n_values, wide, p

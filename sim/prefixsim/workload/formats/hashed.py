@@ -65,7 +65,8 @@ def read_hashed(context: ReadContext, kind: str, keys: Sequence[Key], *, default
         raise file.error("holds no requests that succeeded (every output_length is 0)")
     inputs, outputs, counts = inputs[rows], np.maximum(outputs[rows], 1), counts[rows]
     ids = gather(table.flat, table.start["hash_ids"][rows], counts)
-    atoms, lengths, offset = _atoms(dense_ids(ids), inputs, counts, rule.block)
+    ids = dense_ids(ids)
+    atoms, lengths, offset = _atoms(ids, inputs, counts, rule.block)
     notes = [n for n in (bad.note(), unknown_note(table, keys)) if n]
     if failed.any():
         what = "left out" if options.failed_rows == "drop" else "kept with one output token"
@@ -78,7 +79,7 @@ def read_hashed(context: ReadContext, kind: str, keys: Sequence[Key], *, default
             path=str(context.path),
             sha256=file.sha256,
             block_tokens=rule.block,
-            decisions=(*decisions, time_decision(arrival, unit, options), _id_decision(dense_ids(ids), counts)),
+            decisions=(*decisions, time_decision(arrival, unit, options), _id_decision(ids, counts)),
             counts={"rows": table.n + bad.count - int(wrong.sum()), "bad_rows": bad.count, "blank_lines": table.blank,
                     "failed_rows": int(failed.sum())},
             notes=tuple(notes),
@@ -123,8 +124,7 @@ def _id_decision(ids: np.ndarray, counts: I64) -> Decision:
 
     if ids.shape[0] == 0:
         return Decision("ids", "none", "no ids in the file")
-    moved, repeated = check_chained(ids, offsets(counts), int(ids.max()) + 1)
-    distinct = np.unique(ids).shape[0]
+    moved, repeated, distinct = check_chained(ids, offsets(counts), int(ids.max()) + 1)
     if moved == 0 and repeated == 0:
         return Decision(
             "ids", "chained", f"{distinct:,} distinct ids, each always behind the same id: they name prefixes"
