@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prefixsim.records import STATUS_FINISHED, STATUS_NAMES, STATUS_REJECTED, UNSET
-from prefixsim.report.facts import clean
+from prefixsim.report.facts import clean, engines_of, number
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.series import LogHistogram, nice_edges, rate_in_bins, total_of_steps
 from prefixsim.report.tables import F64, Chunk, find_table, read_chunks
@@ -48,7 +49,8 @@ class Sums:
 class Timeline:
     """Over all replicas of an engine. running, waiting, kv: step functions (times s, values). edges: bins of time (s);
     in each hit_rate (NaN: no lookup), hit_rate_so_far, evicted tokens a second, preemptions. kv_by_replica: for each
-    replica its highest KV tokens in each bin (NaN: no step)."""
+    replica its highest KV tokens in each bin (NaN: no step). kept: rows used, of `steps` the engine made (None: not known).
+    """
 
     running: tuple[F64, F64]
     waiting: tuple[F64, F64]
@@ -59,6 +61,13 @@ class Timeline:
     evicted_per_s: F64
     preemptions: F64
     kv_by_replica: dict[int, F64]
+    kept: int = 0
+    steps: int | None = None
+
+    @property
+    def thinned(self) -> bool:
+        """Whether the engine made more steps than the table has rows."""
+        return self.steps is not None and self.kept < self.steps
 
 
 @dataclass(slots=True)
@@ -88,8 +97,17 @@ def collect(run: RunFolder) -> tuple[dict[str, EngineData], list[str]]:
         if path is None:
             absent.append(f"The run folder has no {name} table: {what}.")
         else:
-            read(path, engines)
+            read(path, engines, run)
     return engines, absent
+
+
+def _steps_made(run: RunFolder) -> dict[str, int | None]:
+    """Engine -> steps of all its replicas, as the summary has them."""
+    out: dict[str, int | None] = {}
+    for name, engine in engines_of(run.summary).items():
+        steps = number(engine, "steps")
+        out[name] = None if steps is None else int(steps)
+    return out
 
 
 # ---- requests ----------------------------------------------------------------------------------------------------
@@ -98,7 +116,7 @@ REQUEST_NUMBERS = ("released_s", "first_token_s", "finish_s", "cached_tokens", "
 REQUEST_TEXTS = ("engine", "group", "status")
 
 
-def _read_requests(path: Any, engines: dict[str, EngineData]) -> None:
+def _read_requests(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     optional = ("turn", "group", "replica", "released_s", "first_token_s", "finish_s")
     for chunk in read_chunks(path, REQUEST_NUMBERS, REQUEST_TEXTS, optional):
         for name, data in engines.items():
@@ -152,7 +170,7 @@ def _sum_by(sums: dict[Any, Sums], labels: Any, where: Any, prompt: F64, cached:
 # ---- gaps --------------------------------------------------------------------------------------------------------
 
 
-def _read_gaps(path: Any, engines: dict[str, EngineData]) -> None:
+def _read_gaps(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     for chunk in read_chunks(path, ("gap_s", "count"), ("engine",)):
         for name, data in engines.items():
             mine = np.array([e == name for e in chunk.texts["engine"]], dtype=bool)
@@ -178,18 +196,19 @@ IDLE_S = 0.05
 """A pause between two steps longer than this is drawn as an idle engine (host work between steps is shorter)."""
 
 
-def _read_timeline(path: Any, engines: dict[str, EngineData]) -> None:
+def _read_timeline(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     rows = max(path.stat().st_size // 60, 1)  # 12 numbers are seldom shorter
     stride = max(1, -(-rows // TIMELINE_ROWS)) if path.suffix == ".csv" else 1
+    made = _steps_made(run)
     parts: dict[str, list[F64]] = {name: [] for name in engines}
     for name, table in _steps(path, engines):
         parts[name].append(_thinned(table, stride))
     for name, tables in parts.items():
         if tables:
-            engines[name].timeline = _timeline(np.concatenate(tables))
+            engines[name].timeline = _timeline(np.concatenate(tables), made.get(name))
 
 
-def _steps(path: Any, engines: dict[str, EngineData]) -> Iterator[tuple[str, F64]]:
+def _steps(path: Path, engines: dict[str, EngineData]) -> Iterator[tuple[str, F64]]:
     for chunk in read_chunks(path, STEP_NUMBERS, ("engine",)):
         table = np.column_stack([chunk.numbers[name] for name in STEP_NUMBERS])
         for name in engines:
@@ -213,7 +232,7 @@ def _thinned(table: F64, stride: int) -> F64:
     return np.concatenate([low, high])
 
 
-def _timeline(table: F64) -> Timeline:
+def _timeline(table: F64, steps: int | None) -> Timeline:
     table = table[np.lexsort((table[:, _START], table[:, _REPLICA]))]
     replicas, first = np.unique(table[:, _REPLICA], return_index=True)
     pieces = [table[a:b] for a, b in zip(first, [*first[1:], len(table)], strict=True)]
@@ -226,10 +245,11 @@ def _timeline(table: F64) -> Timeline:
     with np.errstate(invalid="ignore", divide="ignore"):
         hit_rate = np.where(prompt > 0, cached / prompt, np.nan)
         so_far = np.where(np.cumsum(prompt) > 0, np.cumsum(cached) / np.cumsum(prompt), np.nan)
+    whole = steps is None or len(table) >= steps  # between kept steps others may lie: then a gap is no pause
     return Timeline(
-        running=total_of_steps([_busy(piece, _RUNNING) for piece in pieces]),
+        running=total_of_steps([_busy(piece, _RUNNING, whole) for piece in pieces]),
         waiting=total_of_steps([(piece[:, _START], piece[:, _WAITING]) for piece in pieces]),
-        kv=total_of_steps([_busy(piece, _KV) for piece in pieces]),
+        kv=total_of_steps([_busy(piece, _KV, whole) for piece in pieces]),
         edges=edges,
         hit_rate=hit_rate,
         hit_rate_so_far=so_far,
@@ -239,13 +259,15 @@ def _timeline(table: F64) -> Timeline:
             int(r): _highest(piece, edges)
             for r, piece in zip(replicas[:REPLICA_HISTOGRAMS], pieces[:REPLICA_HISTOGRAMS], strict=True)
         },
+        kept=len(table),
+        steps=steps,
     )
 
 
-def _busy(piece: F64, column: int) -> tuple[F64, F64]:
-    """A replica's column as a step function that is 0 in pauses and after its last step."""
+def _busy(piece: F64, column: int, whole: bool) -> tuple[F64, F64]:
+    """A replica's column as a step function that is 0 after its last step and, in a whole timeline, in pauses."""
     start, end, value = piece[:, _START], piece[:, _END], piece[:, column]
-    pause = np.append(start[1:] - end[:-1] > IDLE_S, True)
+    pause = np.append((start[1:] - end[:-1] > IDLE_S) & whole, True)
     time = np.concatenate([start, end[pause]])
     order = np.argsort(time, kind="stable")
     return time[order], np.concatenate([value, np.zeros(int(pause.sum()))])[order]

@@ -142,6 +142,10 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
                 figure.says += BAND
         evicted.traces.append(_line(i, name, line.edges[:-1], line.evicted_per_s, step=True))
         preempted.traces.append(_line(i, name, line.edges[:-1], line.preemptions, step=True))
+        if line.thinned:
+            kept = f" Of {name}'s {line.steps:,} steps the timeline keeps {line.kept:,}, those with least and most among them."
+            for figure in (kv, running, waiting):
+                figure.says = f"{figure.says.rstrip()}{kept}"
     quiet = [f for f in (evicted, preempted) if not any(v for t in f.traces for v in t["y"])]
     figures = [f for f in (hit, kv, running, waiting, evicted, preempted) if f not in quiet]
     if evicted in quiet:
