@@ -59,7 +59,7 @@ def workloads(draw, max_rows: int = 12):
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(workloads(), st.booleans(), st.sampled_from([1, 2, 3, 4, 7]))
 def test_equal_to_the_definition(workload, reuse_outputs, granularity):
     rows = reference.expand(workload, "vllm")
@@ -80,7 +80,7 @@ def test_equal_to_the_definition(workload, reuse_outputs, granularity):
         seen.update(blocks)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(workloads(), st.data())
 def test_known_to_others(workload, data):
     n = workload.n

@@ -40,7 +40,7 @@ def blocks_in_common(a, b, granularity):
     return reference.common(a, b) // granularity
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(workloads(), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_every_level_is_its_definition(workload, g, replicas, data):
     n = workload.n

@@ -87,13 +87,13 @@ def shared_prefix(visit_offset, visit_segment, visit_end, prompt, inserted, orde
 
 
 @kernel
-def known_prefix(visit_offset, visit_segment, visit_end, prompt, inserted, event):
-    """int64 (n,): at each lookup event (r) the longest prefix of r's prompt inserted by other rows; a row inserts itself at
-    its arrival event (n + r) or after its lookup, whichever is first. Each segment keeps its deepest inserter and the
-    deepest one besides it. O(visits)."""
+def known_prefix(visit_offset, visit_segment, visit_end, prompt, inserted, event, owner):
+    """int64 (n,): at each lookup event (r) the longest prefix of r's prompt inserted by rows of another owner; a row inserts
+    itself at its arrival event (n + r) or after its lookup, whichever is first. Each segment keeps its deepest owner and the
+    depth of the deepest one besides it. owner int64 (n,): the row itself, where every other row counts. O(visits)."""
     n = prompt.shape[0]
     first = np.zeros(n, np.int64)
-    first_row = np.full(n, NIL, np.int64)
+    first_owner = np.full(n, NIL, np.int64)
     second = np.zeros(n, np.int64)
     done = np.zeros(n, np.bool_)
     out = np.zeros(n, np.int64)
@@ -105,7 +105,7 @@ def known_prefix(visit_offset, visit_segment, visit_end, prompt, inserted, event
             found = 0
             for v in range(visit_offset[r], visit_offset[r + 1]):
                 s, end = visit_segment[v], visit_end[v]
-                known = second[s] if first_row[s] == r else first[s]
+                known = second[s] if first_owner[s] == owner[r] else first[s]
                 found = max(begin, min(end, known))
                 if known < end:
                     break
@@ -120,10 +120,12 @@ def known_prefix(visit_offset, visit_segment, visit_end, prompt, inserted, event
                 break
             s, end = visit_segment[v], visit_end[v]
             depth = min(end, inserted[r])
-            if depth > first[s]:
+            if first_owner[s] == owner[r]:
+                first[s] = max(first[s], depth)
+            elif depth > first[s]:
                 second[s] = first[s]
                 first[s] = depth
-                first_row[s] = r
+                first_owner[s] = owner[r]
             elif depth > second[s]:
                 second[s] = depth
             begin = end

@@ -85,4 +85,12 @@ def known_tokens(
     row = np.concatenate([looked, came])
     by = np.lexsort((row, kind, time))
     event = np.where(kind[by] == int(ties_known), row[by], row[by] + n)  # a lookup is r, an arrival n + r
-    return known_prefix(segments.visit_offset, segments.visit_segment, segments.visit_end, prompt, inserted, event)
+    walk = (segments.visit_offset, segments.visit_segment, segments.visit_end)
+    return known_prefix(*walk, prompt, inserted, event, np.arange(n))
+
+
+def shared_with_others(segments: Segments, prompt: I64, inserted: I64, owner: I64) -> I64:
+    """int64 (n,): longest prefix of each prompt that any row of another owner has, earlier or later. owner int64 (n,) >= 0."""
+    n = prompt.shape[0]
+    walk = (segments.visit_offset, segments.visit_segment, segments.visit_end)
+    return known_prefix(*walk, prompt, inserted, np.concatenate([np.arange(n) + n, np.arange(n)]), owner)

@@ -1,0 +1,451 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Divergence points: where traffic splits, and how many tokens would be shared behind each if its branches were equal.
+
+1. Every row that adds something to the trie leaves the known path at one point. Points are ranked by an upper bound: the
+   prompt tokens behind them that were not shared.
+2. At a point, the rows' continuations are compared: content that follows in *different* branches (an anchor) shows where
+   they come together again. What lies before the anchor is the differing piece.
+3. Tokens lost = tokens *behind* the piece that an infinite cache would serve if the pieces were equal, less those it serves
+   now: measured on an edited copy of the workload, not estimated. Where continuations never meet again (what the user wrote), nothing is lost.
+The kind of a piece is told by evidence alone: how many distinct ones there are, and whether a session or tenant has its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixsim.analysis.ceilings import ceilings, require_content
+from prefixsim.analysis.divergence_kernels import point_bounds
+from prefixsim.analysis.rewrite import Keep, Plan, only, rewrite
+from prefixsim.analysis.segments import Segments, build_segments
+from prefixsim.workload.intern import NamespaceRule, Trie, build_trie
+from prefixsim.workload.table import BOOL, I64, Workload
+
+U64 = npt.NDArray[np.uint64]
+WINDOW_TOKENS = 64
+"""Points this close behind another one are seen as part of its piece (a timestamp splits at each of its digits)."""
+ANCHOR_TOKENS = 8
+"""So many equal tokens in two branches are taken as the same content."""
+SAMPLE, SCAN, MOST_ROWS, EXAMPLES = 64, 4096, 20_000, 3
+UNIQUE_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One point. depth: equal tokens before it. requests: rows that pass it; branches: distinct differing pieces (or distinct
+    continuations where none was found). kind: see KINDS. piece_tokens: (least, median, most) tokens of the piece.
+    lost_tokens: prompt tokens behind the pieces that an infinite cache would serve more if the pieces were equal.
+    groups: (group, requests, lost tokens), most lost first. examples: differing pieces as content/token ids.
+    rows int64 (k,), cut_to int64 (k,): the rows and where their piece ends (tokens from their start)."""
+
+    depth: int
+    requests: int
+    branches: int
+    kind: str
+    piece_tokens: tuple[int, int, int]
+    lost_tokens: int
+    groups: tuple[tuple[str, int, int], ...]
+    examples: tuple[tuple[int, ...], ...]
+    bound_tokens: int
+    rows: I64 = field(repr=False)
+    cut_to: I64 = field(repr=False)
+    child: I64 = field(repr=False)
+
+    def sentence(self) -> str:
+        """What a person should read."""
+        where = f"after {self.depth:,} equal tokens" if self.depth else "at the very first token"
+        names = [f"`{g}`" for g, _, _ in self.groups[:2] if g]
+        of = f" of group {' and '.join(names)}" if names else ""
+        head = f"{where}{of}: {self.requests:,} requests go {self.branches:,} ways"
+        if self.kind == "content":
+            return f"{head}; what follows differs to the end (new content), so nothing is lost here"
+        least, median, most = self.piece_tokens
+        size = f"{least:,}" if least == most else f"{least:,}-{most:,} (median {median:,})"
+        what = KINDS[self.kind]
+        behind = f"behind it {self.lost_tokens:,} tokens would be shared"
+        if self.kind == "reordered":
+            return f"{head}; {what}; in one order {self.lost_tokens:,} more tokens would be shared"
+        return f"{head} over a piece of {size} tokens; {what}; {behind}"
+
+
+KINDS = {
+    "unique per request": "different in every request: an id or a timestamp",
+    "unique per session": "one for each session: a session id or its start time",
+    "unique per tenant": "one for each tenant: a user's or tenant's own text",
+    "variants": "a small set of variants",
+    "varies": "many variants",
+    "optional": "present in some requests only",
+    "reordered": "the same parts follow in different orders (tools or documents)",
+    "content": "contents differ to the end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Branch points by (segment, depth); roots are the last ones, `root_first` on."""
+
+    segment: I64
+    depth: I64
+    offset: I64
+    bound: I64
+    root_of: I64
+    root_first: int
+    row_of_visit: I64
+    by_segment: I64
+    segment_offset: I64
+
+
+def divergence_points(
+    workload: Workload,
+    *,
+    top: int = 8,
+    reuse_outputs: bool = True,
+    rule: NamespaceRule = "vllm",
+    trie: Trie | None = None,
+    candidates: int = 24,
+) -> list[Divergence]:
+    """The points behind which most tokens are lost, most first; at most `top`. Raises NotModelledError for lengths-only
+    traces."""
+    require_content(workload, "divergence points")
+    trie = trie if trie is not None else build_trie(workload, rule)
+    segments = build_segments(trie)
+    points = _find_points(workload, segments, trie)
+    found: list[Divergence] = []
+    for p in np.argsort(-points.bound, kind="stable")[:candidates].tolist():
+        if points.bound[p] <= 0:
+            break
+        rows, child = _through(workload, segments, points, p)
+        depth = int(points.depth[p])
+        if np.unique(child).shape[0] < 2 or any(_inside(d, rows, depth) for d in found):
+            continue
+        found.append(_examine(workload, rows, child, depth, int(points.bound[p]), reuse_outputs, rule))
+    found.sort(key=lambda d: (-d.lost_tokens, -d.bound_tokens, d.depth))
+    return found[:top]
+
+
+def _inside(other: Divergence, rows: I64, depth: int) -> bool:
+    """The point lies within a piece that was already found to differ."""
+    if other.kind == "content" or not other.depth <= depth:
+        return False
+    i = np.searchsorted(other.rows, rows)
+    i = np.minimum(i, other.rows.shape[0] - 1)
+    mine = (other.rows[i] == rows) & (other.cut_to[i] > depth)
+    return bool(mine.mean() > 0.5)
+
+
+def _find_points(workload: Workload, segments: Segments, trie: Trie) -> _Points:
+    n = workload.n
+    offset, segment, end = segments.visit_offset, segments.visit_segment, segments.visit_end
+    count = np.diff(offset)
+    row_of_visit = np.repeat(np.arange(n), count)
+    last = offset[1:] - 1
+    filled = count > 0
+    creator = np.flatnonzero(filled & (segment[np.maximum(last, 0)] == np.arange(n)))
+    deep = count[creator] > 1
+    parent = np.where(deep, segment[np.maximum(last[creator] - 1, 0)], -1)
+    depth = np.where(deep, end[np.maximum(last[creator] - 1, 0)], 0)
+    keep = depth < workload.prompt_tokens[creator]
+    creator, parent, depth = creator[keep], parent[keep], depth[keep]
+    inner = parent >= 0
+    pairs = np.unique(np.stack([parent[inner], depth[inner]]), axis=1) if inner.any() else np.zeros((2, 0), np.int64)
+    roots = int(trie.namespace.max(initial=0)) + 1
+    point_segment = np.concatenate([pairs[0], -1 - np.arange(roots)])
+    point_depth = np.concatenate([pairs[1], np.zeros(roots, dtype=np.int64)])
+    point_offset = np.searchsorted(pairs[0], np.arange(n + 1))
+    root_first = pairs.shape[1]
+    root_of = root_first + trie.namespace.astype(np.int64)
+    bound = point_bounds(
+        offset,
+        segment,
+        end,
+        workload.prompt_tokens,
+        creator,
+        depth,
+        point_offset,
+        point_depth,
+        root_of,
+        WINDOW_TOKENS,
+    )
+    by_segment = np.argsort(segment, kind="stable")
+    segment_offset = np.searchsorted(segment[by_segment], np.arange(n + 1))
+    return _Points(
+        point_segment,
+        point_depth,
+        point_offset,
+        bound,
+        root_of,
+        root_first,
+        row_of_visit,
+        by_segment,
+        segment_offset,
+    )
+
+
+def _through(workload: Workload, segments: Segments, points: _Points, p: int) -> tuple[I64, I64]:
+    """Rows (ascending) whose prompt goes on behind the point, and the segment each goes on in."""
+    s, depth = int(points.segment[p]), int(points.depth[p])
+    if s < 0:
+        rows = np.flatnonzero((points.root_of == p) & (np.diff(segments.visit_offset) > 0))
+        return rows, segments.visit_segment[segments.visit_offset[rows]]
+    visits = points.by_segment[points.segment_offset[s] : points.segment_offset[s + 1]]
+    rows = points.row_of_visit[visits]
+    end = segments.visit_end[visits]
+    keep = (end >= depth) & (workload.prompt_tokens[rows] > depth)
+    visits, rows, end = visits[keep], rows[keep], end[keep]
+    following = segments.visit_segment[np.minimum(visits + 1, segments.visit_segment.shape[0] - 1)]
+    return rows, np.where(end > depth, s, following)
+
+
+# ---- comparing continuations -------------------------------------------------------------------------------------
+
+
+def _anchors(workload: Workload, r: int, depth: int, limit: int) -> tuple[U64, I64, I64]:
+    """Hashes of what follows in row r's prompt behind `depth`: (hash, tokens from `depth` to its start, tokens it covers).
+    Token rows: each window of ANCHOR_TOKENS tokens; atoms: each atom at least that long (the first may be a rest)."""
+    a = int(workload.atom_offset[r])
+    if workload.atom_tokens is None:
+        stop = min(int(workload.prompt_tokens[r]), depth + limit)
+        ids = workload.atom_id[a + depth : a + stop].astype(np.uint64)
+        m = ids.shape[0] - ANCHOR_TOKENS + 1
+        if m <= 0:
+            return np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        value = np.zeros(m, dtype=np.uint64)
+        for j in range(ANCHOR_TOKENS):
+            value = (value + ids[j : j + m] + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+            value ^= value >> np.uint64(29)
+        return value, np.arange(m), np.full(m, ANCHOR_TOKENS)
+    b = a + int(workload.prompt_atoms[r])
+    lengths = workload.atom_tokens[a:b].astype(np.int64)
+    ends = np.cumsum(lengths)
+    first = int(np.searchsorted(ends, depth, side="right"))
+    last = min(first + limit, b - a)
+    ids = workload.atom_id[a + first : a + last].astype(np.uint64)
+    start = ends[first:last] - lengths[first:last] - depth
+    size = lengths[first:last].copy()
+    skipped = np.zeros(size.shape[0], dtype=np.int64)
+    if size.shape[0] and start[0] < 0:
+        skipped[0] = -start[0]
+        size[0] += start[0]
+        start[0] = 0
+    value = (ids + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + skipped.astype(np.uint64)
+    value = (value ^ (value >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    long = size >= ANCHOR_TOKENS
+    return value[long], start[long], size[long]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Anchors that occur in at least two branches: values uint64 ascending, and in how many of the sampled branches."""
+
+    values: U64
+    branches: I64
+
+    def first(self, anchors: tuple[U64, I64, I64], windows: bool) -> int:
+        """Tokens before the first shared anchor of a row; -1: none. A window that straddles the end of the piece may be
+        shared by chance by the branches whose pieces end alike: of the windows that overlap it, the first common one counts."""
+        values, start, _ = anchors
+        i = np.minimum(np.searchsorted(self.values, values), max(self.values.shape[0] - 1, 0))
+        if not self.values.shape[0]:
+            return -1
+        count = np.where(self.values[i] == values, self.branches[i], 0)
+        hit = np.flatnonzero(count)
+        if not hit.shape[0]:
+            return -1
+        at = int(hit[0])
+        if windows:
+            near = count[at : at + ANCHOR_TOKENS]
+            at += int(np.argmax(near > 0.6 * near.max()))
+        return int(start[at])
+
+
+def _shared_anchors(
+    workload: Workload, rows: I64, child: I64, depth: int
+) -> tuple[_Shared, list[tuple[U64, I64, I64]]]:
+    """What is shared between branches, seen in one row each of up to SAMPLE branches; and those rows' anchors."""
+    _, first, size = np.unique(child, return_index=True, return_counts=True)
+    by_size = np.argsort(-size, kind="stable")
+    chosen = by_size[: SAMPLE // 2]
+    rest = by_size[SAMPLE // 2 :]
+    if rest.shape[0]:
+        spread = np.linspace(0, rest.shape[0] - 1, min(rest.shape[0], SAMPLE // 2)).round().astype(np.int64)
+        chosen = np.concatenate([chosen, rest[np.unique(spread)]])
+    sampled = [_anchors(workload, int(rows[i]), depth, SCAN) for i in first[chosen]]
+    distinct = [np.unique(values) for values, _, _ in sampled]
+    values, counts = np.unique(np.concatenate(distinct), return_counts=True)
+    return _Shared(values[counts >= 2], counts[counts >= 2].astype(np.int64)), sampled
+
+
+def _examine(
+    workload: Workload, rows: I64, child: I64, depth: int, bound: int, reuse_outputs: bool, rule: NamespaceRule
+) -> Divergence:
+    shared, sampled = _shared_anchors(workload, rows, child, depth)
+    windows = workload.atom_tokens is None
+    skips = [shared.first(a, windows) for a in sampled]
+    met = [s for s in skips if s >= 0]
+    branches = int(np.unique(child).shape[0])
+
+    def nothing() -> Divergence:
+        groups = _by_group(workload, rows, np.zeros(rows.shape[0], dtype=np.int64))
+        return Divergence(depth, rows.shape[0], branches, "content", (0, 0, 0), 0, groups, (), bound, rows, rows, child)
+
+    if len(met) < max(2, len(skips) // 10):
+        return nothing()
+    if _reordered(sampled):
+        return _reorder(workload, rows, child, depth, bound, reuse_outputs, rule) or nothing()
+    limit = 4 * max(met) + 8 * ANCHOR_TOKENS
+    chosen = rows
+    if rows.shape[0] > MOST_ROWS:
+        chosen = rows[np.linspace(0, rows.shape[0] - 1, MOST_ROWS).round().astype(np.int64)]
+    piece = np.array([shared.first(_anchors(workload, int(r), depth, limit), windows) for r in chosen.tolist()])
+    meets = piece >= 0
+    if meets.sum() < 2 or not piece.max(initial=0):
+        return nothing()
+    plans: dict[int, Plan] = {}
+    here = only(workload, rows)
+    where = np.searchsorted(rows, chosen)
+    for i, r in zip(where[meets].tolist(), np.flatnonzero(meets).tolist(), strict=True):
+        if piece[r]:
+            plans[i] = (Keep(0, depth), Keep(depth + int(piece[r]), -1))
+    mine = chosen[meets]
+    size = piece[meets]
+    cut = np.full(rows.shape[0], depth, dtype=np.int64)
+    cut[where[meets]] = depth + size
+    before, after = _prefixes(here, rewrite(here, plans), reuse_outputs, rule)
+    lost = np.maximum(after - depth, 0) - np.maximum(before - cut, 0)
+    total = int(lost.sum())
+    if total <= 0:
+        return nothing()
+    keys = [_piece_ids(workload, int(r), depth, int(s)) for r, s in zip(mine, size, strict=True)]
+    distinct = list(dict.fromkeys(keys))
+    real = size[size > 0]
+    return Divergence(
+        depth=depth,
+        requests=rows.shape[0],
+        branches=len(distinct),
+        kind=_kind(workload, mine, keys, len(distinct)),
+        piece_tokens=(int(real.min()), int(np.median(real)), int(real.max())),
+        lost_tokens=total,
+        groups=_by_group(workload, rows, lost),
+        examples=tuple(k[:8] for k in distinct if k)[:EXAMPLES],
+        bound_tokens=bound,
+        rows=rows,
+        cut_to=cut,
+        child=child,
+    )
+
+
+def _prefixes(before: Workload, after: Workload, reuse_outputs: bool, rule: NamespaceRule) -> tuple[I64, I64]:
+    """int64 (n,) each: tokens each prompt shares in an infinite cache, before and after an edit."""
+    old = ceilings(before, (1,), reuse_outputs=reuse_outputs, rule=rule).prefix_tokens
+    return old, ceilings(after, (1,), reuse_outputs=reuse_outputs, rule=rule).prefix_tokens
+
+
+def _piece_ids(workload: Workload, r: int, depth: int, size: int) -> tuple[int, ...]:
+    """Content ids (token ids, where atoms are tokens) of `size` tokens behind `depth`."""
+    a = int(workload.atom_offset[r])
+    if workload.atom_tokens is None:
+        return tuple(workload.atom_id[a + depth : a + depth + size].tolist())
+    ends = np.cumsum(workload.atom_tokens[a : int(workload.atom_offset[r + 1])], dtype=np.int64)
+    first = int(np.searchsorted(ends, depth, side="right"))
+    last = int(np.searchsorted(ends, depth + size, side="left"))
+    return tuple(workload.atom_id[a + first : a + last + 1].tolist()) if size else ()
+
+
+def _kind(workload: Workload, rows: I64, keys: list[tuple[int, ...]], distinct: int) -> str:
+    n = rows.shape[0]
+    if distinct >= UNIQUE_SHARE * n and n > 2:
+        return "unique per request"
+    for name, labels in (("session", workload.session[rows]), ("tenant", workload.tenant[rows])):
+        owners = len(set(labels.tolist()))
+        if (labels < 0).any() or owners < 2:
+            continue
+        pairs = len(set(zip(labels.tolist(), keys, strict=True)))
+        if pairs <= owners / UNIQUE_SHARE and distinct >= UNIQUE_SHARE * owners:
+            return f"unique per {name}"
+    if distinct == 2 and () in keys:
+        return "optional"
+    return "variants" if distinct <= max(32, n // 20) else "varies"
+
+
+def _by_group(workload: Workload, rows: I64, lost: I64) -> tuple[tuple[str, int, int], ...]:
+    labels = workload.group[rows]
+    out = []
+    for label in np.unique(labels).tolist():
+        here: BOOL = labels == label
+        name = workload.group_names[label] if label >= 0 else ""
+        out.append((name, int(here.sum()), int(lost[here].sum())))
+    return tuple(sorted(out, key=lambda g: (-g[2], -g[1], g[0])))
+
+
+# ---- the same parts in other orders ------------------------------------------------------------------------------
+
+
+def _reordered(sampled: list[tuple[U64, I64, I64]]) -> bool:
+    """True where two branches often hold each other's beginning further back."""
+    some = [a for a in sampled[:24] if a[0].shape[0]]
+    pairs = swapped = 0
+    for i, (left, _, _) in enumerate(some):
+        for right, _, _ in some[i + 1 :]:
+            pairs += 1
+            swapped += bool((right[1:] == left[0]).any() and (left[1:] == right[0]).any())
+    return pairs > 0 and swapped * 5 >= pairs
+
+
+def _reorder(
+    workload: Workload, rows: I64, child: I64, depth: int, bound: int, reuse_outputs: bool, rule: NamespaceRule
+) -> Divergence | None:
+    """Measures the gain of one common order of the parts: the commonest first. Only where parts are atoms of their own."""
+    if workload.atom_tokens is None:
+        return None
+    plans = common_order(workload, rows, depth)
+    here = only(workload, rows)
+    changed = rewrite(here, {int(np.searchsorted(rows, r)): p for r, p in plans.items()})
+    before, after = _prefixes(here, changed, reuse_outputs, rule)
+    lost = after - before
+    if int(lost.sum()) <= 0:
+        return None
+    return Divergence(
+        depth,
+        rows.shape[0],
+        int(np.unique(child).shape[0]),
+        "reordered",
+        (0, 0, 0),
+        int(lost.sum()),
+        _by_group(workload, rows, lost),
+        (),
+        bound,
+        rows,
+        np.full(rows.shape[0], depth + 1, dtype=np.int64),
+        child,
+    )
+
+
+def common_order(workload: Workload, rows: I64, depth: int) -> dict[int, Plan]:
+    """Plans (by row) that put the parts behind `depth` in one order, commonest first: of each row the leading run of atoms
+    that several rows have."""
+    assert workload.atom_tokens is not None
+    parts: dict[int, list[tuple[int, int, int]]] = {}
+    count: dict[int, int] = {}
+    for r in rows.tolist():
+        a, b = int(workload.atom_offset[r]), int(workload.atom_offset[r]) + int(workload.prompt_atoms[r])
+        ends = np.cumsum(workload.atom_tokens[a:b], dtype=np.int64)
+        first = int(np.searchsorted(ends, depth, side="right"))
+        begin = depth
+        parts[r] = []
+        for i in range(first, b - a):
+            parts[r].append((int(workload.atom_id[a + i]), begin, int(ends[i])))
+            begin = int(ends[i])
+        for content in {p[0] for p in parts[r]}:
+            count[content] = count.get(content, 0) + 1
+    plans: dict[int, Plan] = {}
+    for r, row in parts.items():
+        run = 0
+        while run < len(row) and count[row[run][0]] > 1:
+            run += 1
+        ordered = sorted(row[:run], key=lambda p: (-count[p[0]], p[0]))
+        if run > 1 and ordered != row[:run]:
+            plans[r] = (Keep(0, depth), *(Keep(b, e) for _, b, e in ordered), Keep(row[run - 1][2], -1))
+    return plans
