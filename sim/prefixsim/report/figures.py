@@ -142,15 +142,22 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
                 figure.says += BAND
         evicted.traces.append(_line(i, name, line.edges[:-1], line.evicted_per_s, step=True))
         preempted.traces.append(_line(i, name, line.edges[:-1], line.preemptions, step=True))
-        if line.thinned:
-            kept = f" Of {name}'s {line.steps:,} steps the timeline keeps {line.kept:,}, those with least and most among them."
-            for figure in (kv, running, waiting):
-                figure.says = f"{figure.says.rstrip()}{kept}"
-    quiet = [f for f in (evicted, preempted) if not any(v for t in f.traces for v in t["y"])]
+    quiet = [f for f in (waiting, evicted, preempted) if not any(v for t in f.traces for v in t["y"])]
     figures = [f for f in (hit, kv, running, waiting, evicted, preempted) if f not in quiet]
     if evicted in quiet:
         hit.says += " Nothing was evicted in this run."
+    if waiting in quiet:
+        running.says = running.says.rstrip() + " No request had to wait for a place in the batch."
     return figures
+
+
+def kept_steps(data: dict[str, EngineData]) -> str:
+    """A sentence where the run's timeline leaves steps out, else ""."""
+    lines = [(name, d.timeline) for _, name, d in _drawn(data) if d.timeline is not None and d.timeline.thinned]
+    if not lines:
+        return ""
+    words = ", ".join(f"{line.kept:,} of {facts.clean(name, 40)}'s {line.steps:,}" for name, line in lines)
+    return f"The timeline keeps some steps only, those with least and most in each stretch of time among them: {words}."
 
 
 def _line(
@@ -237,7 +244,7 @@ def who_hits(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
     for _, _, d in drawn:
         for label, sums in d.groups.items():
             weight[label] = weight.get(label, 0) + sums.prompt
-    if len(weight) > 1 or (weight and "" not in weight):
+    if len(weight) > 1:
         top = sorted(weight, key=lambda g: (-weight[g], g))[:TOP_GROUPS]
         more = len(weight) - len(top)
         figure = Figure(

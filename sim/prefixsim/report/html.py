@@ -58,10 +58,13 @@ def render(run: RunFolder) -> str:
     )
     no_timeline = "The run folder has no timeline table: nothing over time can be drawn."
     no_latency = "Without requests and gaps tables the distributions are not known."
+    thinned = figs.kept_steps(data)
     body = [
         f'<div id="answer">{html.first_screen(run)}</div>',
         html.ledger_section(run),
-        html.section("time", "Over time", html.figures(time) or html.absent(no_timeline)),
+        html.section(
+            "time", "Over time", html.soft(thinned) if thinned else "", html.figures(time) or html.absent(no_timeline)
+        ),
         html.section(
             "latency",
             "Latency",
