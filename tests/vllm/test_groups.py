@@ -58,6 +58,13 @@ def test_stored_answers(stored: dict[str, Any]) -> None:
         assert [s for s in got["steps"] if s[1]] == expected["steps"]
 
 
+@pytest.mark.parametrize("stored", GOLDEN, ids=lambda c: f"{c['mode']}-{c['seed']}")
+def test_block_ids_are_the_engines(stored: dict[str, Any], checked_cache: list[CheckedCache]) -> None:
+    rows, config = case(stored["seed"], stored["mode"])
+    replay_groups(rows, config, twin=True)
+    assert list(checked_cache[-1].pool.free) == stored["expected"]["free_queue"]
+
+
 def test_stored_answers_are_worth_something() -> None:
     layouts = Counter(case(c["seed"], c["mode"])[1]["layout"] for c in GOLDEN)
     assert min(layouts.values()) >= 10
@@ -291,6 +298,24 @@ def config_of(rules: GroupRules) -> dict[str, Any]:
 def test_kernel_equals_twin(drawn: tuple[list[dict[str, Any]], GroupRules]) -> None:
     rows, rules = drawn
     assert replay_groups(rows, config_of(rules)) == replay_sequential(rows, rules)
+
+
+@given(replays())
+def test_kernel_takes_the_same_blocks_as_the_twin(drawn: tuple[list[dict[str, Any]], GroupRules]) -> None:
+    rows, rules = drawn
+    made: list[GroupCache] = []
+
+    class Kept(GroupCache):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups_sequential, "GroupCache", Kept)
+        replay_sequential(rows, rules)
+    state = new_state(table_of(rows), rules)
+    state.run(0, len(rows))
+    assert state.free_queue() == list(made[0].pool.free)
 
 
 @given(replays())

@@ -140,19 +140,16 @@ def lookup(block, holder, rule, chain, tokens, table):
 
 
 @kernel
-def blocks_needed(block, rule, table, held, tokens, hit, computed, admission):
+def blocks_needed(block, rule, table, held, tokens, hit, admission):
     """Blocks to take from the free queue for `tokens` slots, free hit blocks included. hit: hit blocks in `table`."""
-    size, groups = rule[RULE_BLOCK_SIZE], rule[RULE_GROUPS]
+    groups = rule[RULE_GROUPS]
     total = 0
     for group in range(groups):
-        required = -(-tokens // size)
-        skipped = 0
-        if group == groups - 1:
-            skipped = skipped_blocks(rule, computed)
-            if admission:
-                required = min(required, rule[RULE_ADMISSION_BLOCKS])
-        total += max(0, required - max(skipped, held[group] + hit))
-        for k in range(max(0, skipped - held[group]), hit):
+        required = -(-tokens // rule[RULE_BLOCK_SIZE])
+        if group == groups - 1 and admission:
+            required = min(required, rule[RULE_ADMISSION_BLOCKS])
+        total += max(0, required - held[group] - hit)
+        for k in range(hit):
             if table[group, k] != NULL and block[BLOCK_REFS, table[group, k]] == 0:
                 total += 1
     return total
@@ -173,15 +170,11 @@ def free_behind_window(block, count, rule, table, held, processed):
 
 @kernel
 def adopt(block, count, rule, table, held, judged, hit):
-    """Hit blocks become the request's; those behind the window are NULL and not touched."""
-    groups = rule[RULE_GROUPS]
-    for group in range(groups):
-        skipped = skipped_blocks(rule, hit * rule[RULE_BLOCK_SIZE]) if group == groups - 1 else 0
+    """The hit blocks in `table` become the request's."""
+    for group in range(rule[RULE_GROUPS]):
         for k in range(hit):
             b = table[group, k]
-            if k < skipped:
-                table[group, k] = NULL
-            elif b != NULL:
+            if b != NULL:
                 if block[BLOCK_REFS, b] == 0:
                     unlink(block, b)
                     count[COUNT_FREE] -= 1
@@ -196,7 +189,7 @@ def retained(rule, k, replay_block, junction_block):
     size, interval = rule[RULE_BLOCK_SIZE], rule[RULE_RETENTION]
     need = -(-(rule[RULE_WINDOW] - 1) // size)
     period = 1 if interval == NIL else interval // size
-    if period > 0 and (need >= period or k % period >= period - need):
+    if period > 0 and k % period >= period - need:
         return True
     if interval == NIL:
         return False
@@ -222,14 +215,11 @@ def allocate(
     """Room for `new` tokens after `computed` (hits included); False if there is not enough. known: tokens known now."""
     size, longest = rule[RULE_BLOCK_SIZE], rule[RULE_MAX_MODEL_LEN]
     computed = min(computed, longest)
-    if (
-        admission
-        and blocks_needed(block, rule, table, held, min(known, longest), hit, computed, True) > count[COUNT_FREE]
-    ):
+    if admission and blocks_needed(block, rule, table, held, min(known, longest), hit, True) > count[COUNT_FREE]:
         return False
     slots = min(computed + new, longest)
     free_behind_window(block, count, rule, table, held, computed)
-    if blocks_needed(block, rule, table, held, slots, hit, computed, False) > count[COUNT_FREE]:
+    if blocks_needed(block, rule, table, held, slots, hit, False) > count[COUNT_FREE]:
         return False
     if hit > 0:
         adopt(block, count, rule, table, held, judged, hit)

@@ -32,16 +32,14 @@ class SchedulerRules:
 
 @dataclass(slots=True)
 class Job:
-    """A request in the scheduler. stale: tokens in flight when it was preempted; their output is still delivered."""
+    """A request in the scheduler. placeholders: output tokens in flight (asynchronous scheduling)."""
 
     request: GroupRequest
     order: int
     priority: int
     outputs: int
     skip_lookup: bool
-    running: bool = False
     placeholders: int = 0
-    stale: int = 0
     is_prefill_chunk: bool = False
     preemptions: int = 0
     first_hit: int | None = None
@@ -158,23 +156,18 @@ class Scheduler:
         return budget
 
     def _preempt(self, job: Job) -> None:
-        """All blocks are freed; output in flight becomes stale; the request goes to the front of the waiting queue."""
+        """All blocks are freed; the request goes to the front of the waiting queue. A token in flight still comes, and
+        with two steps in flight it comes before the request can be looked at again."""
         self.cache.free(job.request)
-        job.running = False
         job.request.computed = 0
-        job.stale = job.request.in_flight
         job.placeholders = 0
         job.preemptions += 1
         self._enqueue(job, front=True)
 
     def _schedule_waiting(self, batch: Batch, budget: int, threshold: int) -> None:
-        skipped: list[Job] = []
         while budget > 0 and self.waiting and len(self.running) < self.rules.max_num_seqs:
             job = self.waiting[0]
             request = job.request
-            if job.stale:  # its late output must be delivered first
-                skipped.append(self.waiting.popleft())
-                continue
             hit: Hit | None = None
             if not job.skip_lookup:
                 hit = self.cache.lookup(request)
@@ -200,12 +193,9 @@ class Scheduler:
             job.admissions.append([self.step, hit_tokens, request.tokens])
             self.waiting.popleft()
             self.running.append(job)
-            job.running = True
             request.computed = hit_tokens
             batch.tokens[job.order] = new
             budget -= new
-        for job in reversed(skipped):
-            self._enqueue(job, front=True)
 
     def process(self, batch: Batch) -> None:
         """Output of a step: tokens are appended, blocks they complete are committed, requests at their end are freed."""
@@ -216,19 +206,14 @@ class Scheduler:
                 continue
             request = job.request
             request.in_flight -= new
-            is_stale = job.stale > 0
-            if is_stale:
-                job.stale -= new
             if order not in batch.samples:
                 continue
-            had_placeholder = job.placeholders > 0
             request.tokens += 1
             if job.first_token_step is None:
                 job.first_token_step = self.step
-            if not is_stale and had_placeholder:
+            if job.placeholders > 0:
                 job.placeholders -= 1
-                if job.running:
-                    self.cache.commit(request, request.computed - request.in_flight)
+                self.cache.commit(request, request.computed - request.in_flight)
             if request.tokens >= self.max_model_len or request.tokens - request.prompt_tokens >= job.outputs:
                 job.finish_step = self.step
                 self.finished_unreported = True

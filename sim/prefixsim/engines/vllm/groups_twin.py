@@ -224,12 +224,12 @@ class GroupCache:
         spare = len(self.pool.free) - (rules.watermark_blocks if watermark else 0)
         if whole_sequence:
             sequence = min(request.tokens, rules.max_model_len)
-            if self._blocks_needed(request, sequence, hit, computed, admission=True) > spare:
+            if self._blocks_needed(request, sequence, hit, admission=True) > spare:
                 return False
         slots = min(computed + new_tokens, rules.max_model_len)
         self._free_behind_window(request, max(0, computed - request.in_flight))
         spare = len(self.pool.free) - (rules.watermark_blocks if watermark else 0)
-        if self._blocks_needed(request, slots, hit, computed, admission=False) > spare:
+        if self._blocks_needed(request, slots, hit, admission=False) > spare:
             return False
         if hit is not None and hit.tokens:
             self._adopt(request, hit)
@@ -239,22 +239,20 @@ class GroupCache:
         self.commit(request, min(computed + new_tokens, request.tokens))
         return True
 
-    def _blocks_needed(
-        self, request: GroupRequest, tokens: int, hit: Hit | None, computed: int, admission: bool
-    ) -> int:
-        """Blocks to take from the free queue so that `tokens` have a slot, hit blocks that are free now included."""
+    def _blocks_needed(self, request: GroupRequest, tokens: int, hit: Hit | None, admission: bool) -> int:
+        """Blocks to take from the free queue so that `tokens` have a slot, hit blocks that are free now included.
+
+        What an admission asks for a window group is capped by what it can hold at a time; it gives blocks back before
+        each later chunk.
+        """
         total = 0
         for group, kind in enumerate(self.rules.groups):
             required = -(-tokens // self.rules.block_size)
-            skipped = 0
-            if kind == WINDOW:
-                skipped = self.skipped_blocks(computed)
-                if admission:
-                    required = min(required, self.rules.window_admission_blocks)
-            held = len(self.tables[group].get(request.number, ()))
+            if kind == WINDOW and admission:
+                required = min(required, self.rules.window_admission_blocks)
             hits = hit.blocks[group] if hit else []
-            total += max(0, required - max(skipped, held + len(hits)))
-            total += sum(self.pool.refs[block] == 0 for block in hits[max(0, skipped - held) :] if block != NULL)
+            total += max(0, required - len(self.tables[group].get(request.number, ())) - len(hits))
+            total += sum(block != NULL and self.pool.refs[block] == 0 for block in hits)
         return total
 
     def _free_behind_window(self, request: GroupRequest, processed: int) -> None:
@@ -272,13 +270,11 @@ class GroupCache:
             self.pool.release(passed)
 
     def _adopt(self, request: GroupRequest, hit: Hit) -> None:
-        """Hit blocks become the request's table; those behind the window are NULL and are not touched."""
-        for group, kind in enumerate(self.rules.groups):
-            skipped = self.skipped_blocks(hit.tokens) if kind == WINDOW else 0
-            kept = hit.blocks[group][skipped:]
-            self.pool.touch(kept)
-            self.tables[group][request.number] = [NULL] * skipped + kept
-            self.committed[group][request.number] = skipped + len(kept)
+        """Hit blocks become the request's table. (A window group's hit has just the blocks that its window needs.)"""
+        for group, blocks in enumerate(hit.blocks):
+            self.pool.touch(blocks)
+            self.tables[group][request.number] = list(blocks)
+            self.committed[group][request.number] = len(blocks)
 
     # ---- commit
 
@@ -302,7 +298,7 @@ class GroupCache:
         """
         need, bs, interval = self.rules.window_blocks, self.rules.block_size, self.rules.retention
         period = 1 if interval is None else interval // bs
-        if period and (need >= period or k % period >= period - need):
+        if period and k % period >= period - need:
             return True
         if interval is None:
             return False
