@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,31 +43,26 @@ def run(
     from prefixsim.prepare import Library
     from prefixsim.run import run_scenario
 
-    printed = []
+    printed: list[dict[str, Any]] = []
     with progress(quiet=quiet) as say:
         for _, group in planned:
             library = Library()
-            whole = None
             for i, scenario in enumerate(group):
                 folder = None
                 if out is not None:
-                    folder = out / scenario.name if several else (out if i == 0 else out / scenario.name)
+                    folder = out if i == 0 and not several else out / scenario.name
                 done = run_scenario(scenario, engines=engine, library=library, out=folder, write=True, say=say)
-                if json_:
-                    if whole is None:
-                        whole = dict(done.summary)
-                    else:
-                        whole.setdefault("also", {})[scenario.name] = done.summary
+                if i == 0:
+                    printed.append(dict(done.summary))
                 else:
+                    printed[-1].setdefault("also", {})[scenario.name] = done.summary
+                if not json_:
                     _show(done, quiet)
-            printed.append(whole)
     if json_:
         from prefixsim.output.run_folder import summary_text
 
-        typer.echo(
-            summary_text(printed[0]) if not several else "[\n" + ",\n".join(map(summary_text, printed)) + "]\n",
-            nl=False,
-        )
+        texts = [summary_text(summary) for summary in printed]
+        typer.echo("[\n" + ",\n".join(texts) + "]\n" if several else texts[0], nl=False)
 
 
 def _show(done: object, quiet: bool) -> None:

@@ -28,7 +28,7 @@ from prefixsim.errors import PrefixsimError
 from prefixsim.fleet.pending import Followers, Pending
 from prefixsim.fleet.routers.base import Router
 from prefixsim.records import NEVER, REQ_RELEASED_NS, REQ_REPLICA
-from prefixsim.workload.table import I64
+from prefixsim.workload.table import I32, I64
 
 CHUNK = 50_000
 """Requests after which an uncoupled run lets progress be shown and Ctrl-C be heard."""
@@ -52,7 +52,7 @@ class Fleet:
         router: Router,
         rows: I64,
         arrival_ns: I64,
-        after: I64,
+        after: I32,
         delay_ns: I64,
         *,
         single_step: bool = False,

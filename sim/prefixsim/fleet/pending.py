@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 
 from prefixsim.records import NEVER
-from prefixsim.workload.table import I64
+from prefixsim.workload.table import I32, I64
 
 
 class Pending:
@@ -51,7 +51,7 @@ class Pending:
 class Followers:
     """Who waits for whose completion. `delay_ns`: think times; `least_delay_ns`: the least of all (0 if nobody waits)."""
 
-    def __init__(self, after: I64, delay_ns: I64) -> None:
+    def __init__(self, after: I32, delay_ns: I64) -> None:
         waiting = np.flatnonzero(after >= 0)
         order = waiting[np.argsort(after[waiting], kind="stable")]
         self.requests = order

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Tables of a run as CSV or NumPy files: integer columns, ns that are written as seconds, and texts by index."""
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def write_csv(path: Path, parts: Sequence[Sequence[Column]]) -> None:
             for first in range(0, n, rows):
                 last = min(first + rows, n)
                 size = write_rows(out, values, kinds, text_column, text_offset, text_bytes, first, last)
-                f.write(memoryview(out)[:size])
+                f.write(out[:size].tobytes())
 
 
 def _texts(columns: Sequence[Column]) -> tuple[I64, I64, np.ndarray, list[int]]:
