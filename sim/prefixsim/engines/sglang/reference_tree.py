@@ -248,7 +248,8 @@ class Tree:
         nodes = self.nodes()
         free, held = self.evictable, self.protected
         assert len(nodes) == self.n_nodes
-        assert self.available >= 0 and owned >= 0
+        assert self.available >= 0
+        assert owned >= 0
         assert self.available + free + held + owned == self.n_pages
         assert free == sum(len(x.pages) for x in nodes if x.locks == 0)
         assert held == sum(len(x.pages) for x in nodes if x.locks > 0)
