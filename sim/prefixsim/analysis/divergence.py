@@ -93,6 +93,7 @@ class _Points:
     bound: I64
     root_of: I64
     root_first: int
+    point_of_creator: I64
     row_of_visit: I64
     by_segment: I64
     segment_offset: I64
@@ -122,7 +123,7 @@ def divergence_points(
         if np.unique(child).shape[0] < 2 or any(_inside(d, rows, depth) for d in found):
             continue
         found.append(_examine(workload, rows, child, depth, int(points.bound[p]), reuse_outputs, rule))
-    found.sort(key=lambda d: (-d.lost_tokens, -d.bound_tokens, d.depth))
+    found.sort(key=lambda d: (-d.lost_tokens, -d.requests, -d.bound_tokens, d.depth))
     return found[:top]
 
 
@@ -150,13 +151,17 @@ def _find_points(workload: Workload, segments: Segments, trie: Trie) -> _Points:
     keep = depth < workload.prompt_tokens[creator]
     creator, parent, depth = creator[keep], parent[keep], depth[keep]
     inner = parent >= 0
-    pairs = np.unique(np.stack([parent[inner], depth[inner]]), axis=1) if inner.any() else np.zeros((2, 0), np.int64)
+    pairs, number = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    if inner.any():
+        pairs, number = np.unique(np.stack([parent[inner], depth[inner]]), axis=1, return_inverse=True)
     roots = int(trie.namespace.max(initial=0)) + 1
     point_segment = np.concatenate([pairs[0], -1 - np.arange(roots)])
     point_depth = np.concatenate([pairs[1], np.zeros(roots, dtype=np.int64)])
     point_offset = np.searchsorted(pairs[0], np.arange(n + 1))
     root_first = pairs.shape[1]
     root_of = root_first + trie.namespace.astype(np.int64)
+    point_of_creator = root_of[creator]
+    point_of_creator[inner] = number.reshape(-1)
     bound = point_bounds(
         offset,
         segment,
@@ -178,6 +183,7 @@ def _find_points(workload: Workload, segments: Segments, trie: Trie) -> _Points:
         bound,
         root_of,
         root_first,
+        point_of_creator,
         row_of_visit,
         by_segment,
         segment_offset,
@@ -197,6 +203,33 @@ def _through(workload: Workload, segments: Segments, points: _Points, p: int) ->
     visits, rows, end = visits[keep], rows[keep], end[keep]
     following = segments.visit_segment[np.minimum(visits + 1, segments.visit_segment.shape[0] - 1)]
     return rows, np.where(end > depth, s, following)
+
+
+def divergence_rows(workload: Workload, trie: Trie, granularity: int, top: int) -> list[tuple[int, I64, int]]:
+    """Points that do not lie on a block boundary, by the tokens their rows lose to it (rows that part there x tokens over):
+    (depth, rows through int64, how many part there); at most `top`, each with at least two rows parting."""
+    segments = build_segments(trie)
+    points = _find_points(workload, segments, trie)
+    parting = np.bincount(points.point_of_creator, minlength=points.depth.shape[0])
+    lost = parting * (points.depth % granularity) * (parting > 1)
+    out = []
+    for p in np.argsort(-lost, kind="stable")[:top].tolist():
+        if lost[p] > 0:
+            out.append((int(points.depth[p]), _through(workload, segments, points, p)[0], int(parting[p])))
+    return out
+
+
+def piece_owners(workload: Workload, point: Divergence) -> I64:
+    """int64 (k,): a number for each row of a point, equal where the differing pieces are equal."""
+    known: dict[tuple[int, ...], int] = {}
+    sizes = (point.cut_to - point.depth).tolist()
+    return np.array(
+        [
+            known.setdefault(_piece_ids(workload, r, point.depth, size), len(known))
+            for r, size in zip(point.rows.tolist(), sizes, strict=True)
+        ],
+        dtype=np.int64,
+    )
 
 
 # ---- comparing continuations -------------------------------------------------------------------------------------
