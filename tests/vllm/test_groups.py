@@ -414,7 +414,8 @@ GOOD = config_of(GroupRules("hybrid", 16, 100, 64))
         ({"sliding_window": 0}, "sliding_window: found 0"),
         ({"block_size": "16"}, "block_size: found '16'"),
         ({"num_gpu_blocks": 1 << 60}, "num_gpu_blocks: found"),
-        ({"mode": "scheduler"}, "max_num_batched_tokens: is missing"),
+        ({"mode": "scheduler", "async_scheduling": "yes"}, "async_scheduling: found 'yes'"),
+        ({"sliding_windov": 3}, "did you mean 'sliding_window'"),
         ({"mode": "scheduler", "max_num_seqs": 8, "max_num_batched_tokens": 4}, "less than max_num_seqs"),
         ({"mode": "scheduler", "max_num_seqs": 1, "max_num_batched_tokens": 4, "policy": "fifo"}, "fcfs"),
         ({"mode": "scheduler", "max_num_seqs": 1, "max_num_batched_tokens": 4, "watermark": 2}, "watermark"),
@@ -433,9 +434,30 @@ def test_other_layouts_are_refused_by_name() -> None:
         replay_groups(branch_rows(), GOOD | {"mode": "overlap"})
 
 
-def test_an_empty_prompt_is_named() -> None:
-    with pytest.raises(InputError, match="'x'"):
-        replay_groups([{"id": "x", "tokens": []}], GOOD)
+@pytest.mark.parametrize("key", ["enable_prefix_caching", "split_free_queue"])
+def test_switches_that_groups_do_not_have_are_refused(key: str) -> None:
+    with pytest.raises(NotModelledError, match=key):
+        replay_groups(branch_rows(), GOOD | {key: False})
+    assert replay_groups(branch_rows(), GOOD | {key: True}) == replay_groups(branch_rows(), GOOD)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"id": "x", "tokens": []}, "tokens: row 2 (id 'x'): is empty"),
+        ({"id": "x"}, "tokens: row 2 (id 'x'): is missing"),
+        ({"tokens": [1]}, "id: row 2: is missing"),
+        ({"id": "x", "tokens": "abc"}, "found 'abc'; expected a list of token ids"),
+        ({"id": "x", "tokens": [1, 2.5]}, "not a whole number"),
+        ({"id": "x", "tokens": [1], "output_tokens": [True]}, "output_tokens: row 2"),
+        ({"id": "x", "tokens": [1], "step": "0"}, "step: row 2"),
+        ({"id": "x", "tokens": [1], "cache_salt": 3}, "cache_salt: row 2"),
+    ],
+)
+def test_bad_rows_are_named(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        replay_groups([{"id": "fine", "tokens": [1, 2]}, row], GOOD)
+    assert words in str(caught.value)
 
 
 def test_token_ids_may_be_any_integers() -> None:

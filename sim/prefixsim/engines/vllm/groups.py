@@ -27,6 +27,43 @@ MAX_BLOCKS = 1 << 24
 """Pools above this many blocks are refused here: a replay lists its whole free queue."""
 
 _DENSE_BELOW = 1 << 24
+_ROW_NEEDS = ("id", "tokens")
+_ROW_KEYS: dict[str, Any] = {
+    "id": (str, int),
+    "tokens": list,
+    "output_tokens": list,
+    "step": int,
+    "priority": int,
+    "cache_salt": str,
+    "lora": str,
+    "skip_reading_prefix_cache": bool,
+}
+_WORDS: dict[Any, str] = {
+    (str, int): "text",
+    list: "a list of token ids",
+    int: "a whole number",
+    str: "text",
+    bool: "true or false",
+}
+KEYS = [
+    "mode",
+    "block_size",
+    "num_gpu_blocks",
+    "layout",
+    "sliding_window",
+    "prefix_cache_retention_interval",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "async_scheduling",
+    "watermark",
+    "scheduler_reserve_full_isl",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "policy",
+    "max_model_len",
+    "max_steps",
+]
+DEFAULT_SEQS, DEFAULT_BUDGET = 256, 2048
 
 
 @dataclass(slots=True)
@@ -117,15 +154,13 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
     """Replays native rows; returns a golden case's `expected` keys.
 
     config: mode, block_size, num_gpu_blocks (null block included), layout, sliding_window,
-    prefix_cache_retention_interval (-1 or None: dense); scheduler mode also max_num_seqs, max_num_batched_tokens,
-    async_scheduling, watermark, scheduler_reserve_full_isl, enable_chunked_prefill, long_prefill_token_threshold,
-    policy (or scheduling_policy), max_model_len, max_steps. twin: use plain Python in sequential mode too.
+    prefix_cache_retention_interval (-1 or None: dense); scheduler mode also max_num_seqs (256), max_num_batched_tokens
+    (2048), async_scheduling (true), watermark, scheduler_reserve_full_isl, enable_chunked_prefill,
+    long_prefill_token_threshold, policy, max_model_len, max_steps. twin: use plain Python in sequential mode too.
     Raises InputError (bad option or row) and NotModelledError (layout or mode that is not modelled).
     """
     rules = group_rules(config)
-    for number, row in enumerate(rows):
-        if not row["tokens"]:
-            raise InputError(f"request {row.get('id', number)!r}: tokens is empty; a prompt has at least one token")
+    check_rows(rows)
     if config.get("mode", "sequential") == "scheduler":
         return replay_scheduler(rows, rules, scheduler_rules(config))
     if twin or not rows:
@@ -148,6 +183,28 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
             for r, row in enumerate(rows)
         ],
     }
+
+
+def check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InputError with every row (20 at most) that is not a native token row."""
+    problems: list[Problem] = []
+    for number, row in enumerate(rows, 1):
+        what = f"row {number}" + (f" (id {row['id']!r})" if "id" in row else "")
+        for key, wanted in _ROW_KEYS.items():
+            value = row.get(key)
+            if value is None and key not in _ROW_NEEDS:
+                continue
+            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+                found = "is missing" if value is None else f"found {str(value)[:40]!r}"
+                problems.append(Problem(f"{what}: {found}; expected {_WORDS[wanted]}", key=key))
+            elif isinstance(value, list) and not all(type(token) is int for token in value):
+                problems.append(Problem(f"{what}: holds something that is not a whole number", key=key))
+            elif key == "tokens" and not value:
+                problems.append(Problem(f"{what}: is empty; a prompt has one token at least", key=key))
+        if len(problems) >= 20:
+            break
+    if problems:
+        raise InputError(problems)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Workload:
@@ -188,7 +245,17 @@ def group_rules(config: Mapping[str, Any]) -> GroupRules:
         )
     if mode not in MODES:
         raise NotModelledError(f"mode {mode!r} with layout {layout}{nearest(str(mode), MODES)}")
-    problems: list[Problem] = []
+    for key in ("enable_prefix_caching", "split_free_queue"):
+        if config.get(key) is False:
+            raise NotModelledError(f"{key}: false with layout {layout}; groups are modelled as in vLLM 0.33, cache on")
+    problems = [
+        Problem(f"not an option of a vLLM replay with layout {layout}{nearest(str(key), KEYS)}", key=str(key))
+        for key in config
+        if key not in KEYS and key not in ("enable_prefix_caching", "split_free_queue")
+    ]
+    for key in ("async_scheduling", "scheduler_reserve_full_isl", "enable_chunked_prefill"):
+        if not isinstance(config.get(key, True), bool):
+            problems.append(Problem(f"found {config[key]!r}; expected true or false", key=key))
     block_size = _integer(config, "block_size", None, 1, 1 << 20, problems)
     blocks = _integer(config, "num_gpu_blocks", None, 2, MAX_BLOCKS, problems)
     window = _integer(config, "sliding_window", None, 1, 1 << 40, problems)
@@ -208,9 +275,11 @@ def group_rules(config: Mapping[str, Any]) -> GroupRules:
         )
     longest, in_flight, watermark_blocks = MAX_MODEL_LEN, None, 0
     if mode == "scheduler":
-        budget = _integer(config, "max_num_batched_tokens", None, 1, 1 << 40, problems)
+        budget = _integer(config, "max_num_batched_tokens", DEFAULT_BUDGET, 1, 1 << 40, problems)
         chunked = config.get("enable_chunked_prefill", True)
-        longest = _integer(config, "max_model_len", MAX_MODEL_LEN if chunked else budget or 1, 1, 1 << 40, problems)
+        longest = _integer(config, "max_model_len", MAX_MODEL_LEN if chunked else budget, 1, 1 << 40, problems)
+        if not chunked:
+            longest = min(longest, budget)
         in_flight = budget * (2 if config.get("async_scheduling", True) else 1)
         watermark = config.get("watermark", 0.0)
         if isinstance(watermark, bool) or not isinstance(watermark, int | float) or not 0 <= watermark < 1:
@@ -225,12 +294,13 @@ def group_rules(config: Mapping[str, Any]) -> GroupRules:
 def scheduler_rules(config: Mapping[str, Any]) -> SchedulerRules:
     """Scheduler options from replay options, checked. Raises InputError."""
     problems: list[Problem] = []
-    policy = config.get("policy") or config.get("scheduling_policy") or "fcfs"
+    policy = config.get("policy") or "fcfs"
+    budget = _integer(config, "max_num_batched_tokens", DEFAULT_BUDGET, 1, 1 << 40, problems)
     if policy not in ("fcfs", "priority"):
         problems.append(Problem(f"found {policy!r}{nearest(str(policy), ('fcfs', 'priority'))}", key="policy"))
     rules = SchedulerRules(
-        max_num_seqs=_integer(config, "max_num_seqs", None, 1, 1 << 31, problems),
-        max_num_batched_tokens=_integer(config, "max_num_batched_tokens", None, 1, 1 << 40, problems),
+        max_num_seqs=_integer(config, "max_num_seqs", min(DEFAULT_SEQS, budget), 1, 1 << 31, problems),
+        max_num_batched_tokens=budget,
         async_scheduling=bool(config.get("async_scheduling", True)),
         scheduler_reserve_full_isl=bool(config.get("scheduler_reserve_full_isl", True)),
         enable_chunked_prefill=bool(config.get("enable_chunked_prefill", True)),
