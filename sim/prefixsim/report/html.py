@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def render(run: RunFolder) -> str:
         html.replica_section(run, data, fleet),
         html.setup_section(run, missing),
     ]
-    page = _page(run, "".join(body), [*time, *latency, *who, *curves, *fleet])
+    page = page_of(run.summary.get("name") or "run", NAV, "".join(body), [*time, *latency, *who, *curves, *fleet])
     if len(page.encode()) > SIZE_LIMIT:  # every part is bounded; this guards the promise
         raise OutputError(
             f"the report would be {len(page.encode()) / 1e6:.1f} MB; the limit is {SIZE_LIMIT / 1e6:.0f} MB"
@@ -102,9 +103,10 @@ NAV = (
 )
 
 
-def _page(run: RunFolder, body: str, drawn: list[Figure]) -> str:
-    name = html.esc(run.summary.get("name") or "run", 120)
-    links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title in NAV)
+def page_of(title: object, nav: Sequence[tuple[str, str]], body: str, drawn: Sequence[Figure]) -> str:
+    """A whole page: `nav` are (anchor, title) of its sections, `body` HTML, `drawn` the figures that the body has places for."""
+    name = html.esc(title, 120)
+    links = "".join(f'<a href="#{anchor}">{text}</a>' for anchor, text in nav)
     payload = [
         {"id": f.id, "title": f.title, "columns": f.columns, "data": f.traces, "layout": f.layout, "height": f.height}
         for f in drawn

@@ -123,7 +123,7 @@ def explain(
         kept.append(a)
     without_gain: list[dict[str, Any]] = []
     if run is not None:
-        for kind, engine, text, settings in engine_edits(run, prepared):
+        for kind, text, engine, settings in engine_edits(run, prepared):
             tell(f"{loaded.name}: trying {text}")
             again = _again(loaded, options, settings, prepared, engine)
             gains = _gains(run, again)

@@ -1,0 +1,103 @@
+"""One point of a study: from a job to its summary. Jobs and results are plain data, so that they travel to any worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from prefixsim.scenario.identity import resolved
+from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.strict_yaml import parse
+from prefixsim.study.store import canonical, point_id
+
+WITHOUT = ("timing_s", "provenance")
+"""Parts of a summary that differ from run to run; a study's results leave them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A resolved scenario as JSON text, the folder its paths start from, and the point's identity."""
+
+    scenario: str
+    base_dir: str
+    identity: str
+
+
+def make_job(scenario: Scenario) -> Job:
+    """The job of a scenario."""
+    data = resolved(scenario)
+    return Job(canonical(data), str(scenario.base_dir), point_id(data, contents_of(scenario)))
+
+
+def contents_of(scenario: Scenario) -> str:
+    """SHA-256 over the files that decide a scenario's result: its trace and its profiles."""
+    from prefixsim.hardware.load import load_hardware
+
+    digest = hashlib.sha256()
+    trace = getattr(scenario.workload, "trace", None)
+    if trace is not None:
+        digest.update(file_sha256(str(scenario.base_dir / Path(trace.path).expanduser())).encode())
+    for group in scenario.replica_groups:
+        spec = group.hardware or scenario.hardware
+        if spec is not None:
+            profile = load_hardware(spec, base_dir=scenario.base_dir).provenance()
+            digest.update(json.dumps(profile, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+@cache
+def file_sha256(path: str) -> str:
+    """SHA-256 of a file, or of all files of a folder by name; "" where it cannot be read (the run then says why)."""
+    root = Path(path)
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]:
+            digest.update(file.name.encode() + b"\0")
+            with file.open("rb") as f:
+                while chunk := f.read(1 << 20):
+                    digest.update(chunk)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+@cache
+def _library() -> Any:
+    """Prepared workloads of this process, shared by its points."""
+    from prefixsim.prepare import Library
+
+    return Library(keep=2)
+
+
+def prepare_workload(job: Job) -> None:
+    """Reads a job's workload, so that the parsed form lies in the user's cache before workers start."""
+    _library().get(_scenario(job))
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Runs a job and returns its summary, without what differs from run to run."""
+    from prefixsim.run import run_scenario
+
+    done = run_scenario(_scenario(job), library=_library())
+    return without_times(done.summary)
+
+
+def without_times(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary as plain JSON data, timing and provenance left out."""
+    kept = {k: v for k, v in summary.items() if k not in WITHOUT}
+    return dict(json.loads(json.dumps(kept, sort_keys=True, default=_plain)))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _scenario(job: Job) -> Scenario:
+    from prefixsim.scenario.load import scenario_from
+
+    return scenario_from(parse(job.scenario, "point"), Path(job.base_dir))
