@@ -51,8 +51,7 @@ def _length_range(atom_id, lengths, low, high):
         t = lengths[a]
         if low[i] == 0 or t < low[i]:
             low[i] = t
-        if t > high[i]:
-            high[i] = t
+        high[i] = max(high[i], t)
 
 
 @kernel

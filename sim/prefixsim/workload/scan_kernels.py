@@ -101,8 +101,7 @@ def _integers(data, p, values, n_values):
         if digits == 0 or digits > 18 or (digits > 1 and data[start] == 48):
             return -1, n_values, largest
         values[n_values] = v
-        if v > largest:
-            largest = v
+        largest = max(largest, v)
         n_values += 1
         if data[p] == _COMMA:
             p += 1
@@ -192,8 +191,7 @@ def _scan_row(data, p, key_data, key_start, key_kind, number, start, count, valu
                     return ROW_SLOW, n_values, at, largest
                 begin = n_values
                 p, n_values, top = _integers(data, p + 1, values, n_values)
-                if top > largest:
-                    largest = top
+                largest = max(largest, top)
                 if p < 0:
                     return ROW_SLOW, begin, at, largest
                 start[k] = begin

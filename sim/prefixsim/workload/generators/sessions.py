@@ -9,7 +9,7 @@ import numpy as np
 
 from prefixsim.errors import ScenarioError
 from prefixsim.scenario.workload import Segment, SessionsWorkload, Template
-from prefixsim.workload.edit import sort_by_arrival
+from prefixsim.workload.edit import order_quietly, take
 from prefixsim.workload.generators.arrivals import session_starts
 from prefixsim.workload.generators.assemble import Pieces, assemble
 from prefixsim.workload.generators.registry import GenerateContext, register, synthetic_source
@@ -146,8 +146,6 @@ def _requests(spec: SessionsWorkload, plan: Plan, context: GenerateContext) -> d
 
 def _cut_long(limit: int, p: Pieces, session: I64) -> dict[str, Any]:
     """Leaves out turns whose prompt is longer than `limit`, and all that build on them."""
-    from prefixsim.workload.edit import take
-
     whole = assemble(p)
     good = whole["prompt_tokens"] <= limit
     for r in np.flatnonzero(~good | (p.parent >= 0)).tolist():  # parents come first
@@ -296,14 +294,5 @@ def _finish(spec: SessionsWorkload, plan: Plan, request: dict[str, Any], context
         max_tokens=max_tokens,
         **spaces,
     )
-    from prefixsim.workload.edit import take
-
     w = take(w, np.arange(min(spec.requests, n), dtype=np.int64))
-    return _quiet_sort(w)
-
-
-def _quiet_sort(w: Workload) -> Workload:
-    """Order of nominal arrival, without a note: nothing was out of order in a file."""
-    from dataclasses import replace
-
-    return replace(sort_by_arrival(w), source=w.source)
+    return order_quietly(w)

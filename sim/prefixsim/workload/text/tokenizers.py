@@ -1,0 +1,88 @@
+"""Tokenizers: a built-in approximation without downloads, and real ones from local files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from prefixsim.errors import MissingExtraError, TraceError, nearest
+
+Encode = Callable[[str], list[int]]
+
+_PIECE = re.compile(r"[^\S\n]?[^\W\d_]{1,9}|\d{1,3}|[^\S\n]?[^\w\s]{1,3}|_+|[^\S\n]+|\n+")
+"""Words in pieces of up to 9 letters with the blank before them, numbers in threes, punctuation, blanks, newlines."""
+
+
+class Tokenizer:
+    """`encode(text)` gives ids >= 0 that mean the same within one workload; `special(name)` the id of a control token.
+    `words` says what it is, for the output."""
+
+    def __init__(self, encode: Encode, words: str, exact: bool) -> None:
+        self.encode = encode
+        self.words = words
+        self.exact = exact
+        self._special: dict[str, int] = {}
+
+    def special(self, name: str) -> int:
+        """Id of a control token of a chat template: one token each, apart from all text."""
+        return self._special.setdefault(name, (1 << 31) - 2 - len(self._special))
+
+
+def builtin() -> Tokenizer:
+    """The built-in tokenizer. Ids are numbered by first appearance, so they only compare within one workload."""
+    known: dict[str, int] = {}
+
+    def encode(text: str) -> list[int]:
+        return [known.setdefault(piece, len(known)) for piece in _PIECE.findall(text)]
+
+    return Tokenizer(encode, "built-in (words and punctuation: an approximation of BPE, no model's own)", False)
+
+
+def load(name: str, base_dir: Path) -> Tokenizer:
+    """`builtin`, `tiktoken:FILE` (a .tiktoken file of ranked tokens) or `tokenizers:FILE` (a Hugging Face tokenizer.json).
+
+    Raises TraceError for unknown names and unreadable files, MissingExtraError without the package.
+    """
+    kind, _, file = name.partition(":")
+    if kind == "builtin" and not file:
+        return builtin()
+    if kind not in ("tiktoken", "tokenizers") or not file:
+        hint = nearest(kind, ["builtin", "tiktoken:FILE", "tokenizers:FILE"])
+        raise TraceError(f"unknown tokenizer {name!r}{hint}")
+    path = Path(file) if Path(file).is_absolute() else base_dir / file
+    if not path.is_file():
+        raise TraceError(f"{path}: no such tokenizer file")
+    return _tiktoken(path) if kind == "tiktoken" else _tokenizers(path)
+
+
+def _tiktoken(path: Path) -> Tokenizer:
+    try:
+        import tiktoken
+        from tiktoken.load import load_tiktoken_bpe
+    except ImportError:
+        raise MissingExtraError("the tokenizer tiktoken:FILE", "tokenizers") from None
+    pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    try:
+        ranks = load_tiktoken_bpe(str(path))
+        encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    except Exception as exc:
+        raise TraceError(f"{path}: not a tiktoken file: {exc}") from None
+    return Tokenizer(encoding.encode_ordinary, f"tiktoken ranks of {path.name} ({len(ranks):,} tokens)", True)
+
+
+def _tokenizers(path: Path) -> Tokenizer:
+    try:
+        from tokenizers import Tokenizer as Fast
+    except ImportError:
+        raise MissingExtraError("the tokenizer tokenizers:FILE", "tokenizers") from None
+    try:
+        fast = Fast.from_file(str(path))
+    except Exception as exc:
+        raise TraceError(f"{path}: not a tokenizer.json: {exc}") from None
+    size = fast.get_vocab_size()
+
+    def encode(text: str) -> list[int]:
+        return list(fast.encode(text, add_special_tokens=False).ids)
+
+    return Tokenizer(encode, f"Hugging Face tokenizers file {path.name} ({size:,} tokens)", True)
