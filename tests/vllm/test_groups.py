@@ -62,7 +62,7 @@ def test_stored_answers(stored: dict[str, Any]) -> None:
 def test_block_ids_are_the_engines(stored: dict[str, Any], checked_cache: list[CheckedCache]) -> None:
     rows, config = case(stored["seed"], stored["mode"])
     replay_groups(rows, config, twin=True)
-    assert list(checked_cache[-1].pool.free) == stored["expected"]["free_queue"]
+    assert checked_cache[-1].pool.free_queue() == stored["expected"]["free_queue"]
 
 
 def test_stored_answers_are_worth_something() -> None:
@@ -138,10 +138,10 @@ class CheckedCache(GroupCache):
     def allocate(self, request: GroupRequest, new_tokens: int, hit: Hit | None = None, **options: bool) -> bool:
         in_use = {b for b in range(1, self.pool.n) if self.pool.refs[b]}
         held = {b for table in self.tables for b in table.get(request.number, ())}
-        keys = list(self.pool.key)
+        keys = dict(self.pool.key)
         done = super().allocate(request, new_tokens, hit, **options)
         for b in in_use - held:
-            assert self.pool.key[b] == keys[b], "a block in use by others is not evicted"
+            assert self.pool.key.get(b) == keys.get(b), "a block in use by others is not evicted"
             assert self.pool.refs[b] > 0
         for table in self.tables:
             if done:
@@ -153,12 +153,12 @@ class CheckedCache(GroupCache):
         return done
 
     def commit(self, request: GroupRequest, tokens: int) -> None:
-        keys = list(self.pool.key)
+        keys = dict(self.pool.key)
         super().commit(request, tokens)
         for table in self.tables:
             for k, block in enumerate(table.get(request.number, ())):
-                if self.pool.key[block] != keys[block]:
-                    assert keys[block] is None, "a block gets its key once"
+                if self.pool.key.get(block) != keys.get(block):
+                    assert block not in keys, "a block gets its key once"
                     assert (k + 1) * self.rules.block_size <= tokens, "only computed tokens are committed"
                     self.content[block] = self.prefix(request, k)
 
@@ -169,17 +169,20 @@ class CheckedCache(GroupCache):
 
     def snapshot(self) -> tuple[Any, ...]:
         pool = self.pool
-        return list(pool.free), list(pool.refs), list(pool.key), {k: list(v) for k, v in pool.holders.items()}
+        refs = {b: r for b, r in pool.refs.items() if r}
+        return pool.free_queue(), refs, dict(pool.key), {k: list(v) for k, v in pool.holders.items()}
 
     def check(self) -> None:
         pool = self.pool
         refs = Counter(b for table in self.tables for blocks in table.values() for b in blocks if b != NULL)
         assert all(pool.refs[b] == refs[b] for b in range(1, pool.n)), "references are what tables say"
-        assert set(pool.free) == {b for b in range(1, pool.n) if not refs[b]}, "allocated + free = total"
-        assert NULL not in pool.free
-        assert pool.key[NULL] is None
+        queue = pool.free_queue()
+        assert sorted(queue) == [b for b in range(1, pool.n) if not refs[b]], "allocated + free = total"
+        assert pool.free == len(queue)
+        assert pool.cached_flags() == "".join("1" if b in pool.key else "0" for b in queue)
+        assert NULL not in pool.key
         findable = {b: key for key, blocks in pool.holders.items() for b in blocks}
-        assert findable == {b: key for b, key in enumerate(pool.key) if key is not None}
+        assert findable == pool.key
         assert pool.evicted >= self.evicted_before
         self.evicted_before = pool.evicted
         for group, kind in enumerate(self.rules.groups):
@@ -228,7 +231,7 @@ def test_invariants_at_every_change(mode: str, checked_cache: list[CheckedCache]
         preempted += got.get("preemptions", 0)
         cache = checked_cache[-1]
         if mode == "sequential" or not got["unfinished"]:
-            assert len(cache.pool.free) == config["num_gpu_blocks"] - 1, "everything came back"
+            assert cache.pool.free == config["num_gpu_blocks"] - 1, "everything came back"
             assert all(not table for table in cache.tables)
     assert len(checked_cache) == 30
     assert hits
@@ -315,7 +318,7 @@ def test_kernel_takes_the_same_blocks_as_the_twin(drawn: tuple[list[dict[str, An
         replay_sequential(rows, rules)
     state = new_state(table_of(rows), rules)
     state.run(0, len(rows))
-    assert state.free_queue() == list(made[0].pool.free)
+    assert state.free_queue().tolist() == made[0].pool.free_queue()
 
 
 @given(replays())
@@ -325,7 +328,7 @@ def test_kernel_state_is_sound_between_requests(drawn: tuple[list[dict[str, Any]
     key, refs = state.block[kernels.BLOCK_CHAIN], state.block[kernels.BLOCK_REFS]
     for r in range(len(rows)):
         state.run(r, r + 1)
-        queue = state.free_queue()
+        queue = state.free_queue().tolist()
         assert sorted(queue) == list(range(1, rules.num_gpu_blocks)), "everything is free between requests"
         assert state.count[kernels.COUNT_FREE] == len(queue)
         ahead, behind = state.block[kernels.BLOCK_PREV], state.block[kernels.BLOCK_NEXT]

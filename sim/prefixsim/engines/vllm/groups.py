@@ -17,9 +17,8 @@ from prefixsim.engines.vllm.groups_scheduler import SchedulerRules, replay_sched
 from prefixsim.engines.vllm.groups_sequential import replay_sequential
 from prefixsim.engines.vllm.groups_twin import MAX_MODEL_LEN, GroupRules
 from prefixsim.errors import InputError, NotModelledError, Problem, nearest
-from prefixsim.records import I64
 from prefixsim.workload.intern import ChainIndex, build_chains, build_trie
-from prefixsim.workload.table import Source, Workload, make_workload
+from prefixsim.workload.table import I32, I64, Source, Workload, make_workload
 
 LAYOUTS = ("swa", "hybrid")
 MODES = ("sequential", "scheduler")
@@ -72,9 +71,9 @@ class GroupState:
 
     chains: ChainIndex
     request: I64
-    block: I64
-    holder: I64
-    table: I64
+    block: I32
+    holder: I32
+    table: I32
     held: I64
     judged: I64
     rule: I64
@@ -103,22 +102,18 @@ class GroupState:
             self.out,
         )
 
-    def free_queue(self) -> list[int]:
-        """Block ids in eviction order."""
-        queue = []
-        at = int(self.block[kernels.BLOCK_NEXT, 0])
-        while at != kernels.NULL:
-            queue.append(at)
-            at = int(self.block[kernels.BLOCK_NEXT, at])
-        return queue
+    def free_queue(self) -> I32:
+        """Block ids in eviction order, int32 (free blocks,)."""
+        queue = np.zeros(self.block.shape[1], dtype=np.int32)
+        return queue[: kernels.list_free(self.block, queue)]  # type: ignore[no-untyped-call]
 
 
 def new_state(workload: Workload, rules: GroupRules) -> GroupState:
     """An empty cache for a workload's rows, interned under vLLM's namespace rule (LoRA, cache salt)."""
     chains = build_chains(build_trie(workload, "vllm"), rules.block_size)
     groups, n = len(rules.groups), rules.num_gpu_blocks
-    block = np.zeros((7, n), dtype=np.int64)
-    ids = np.arange(n, dtype=np.int64)
+    block = np.zeros((7, n), dtype=np.int32)
+    ids = np.arange(n, dtype=np.int32)
     block[kernels.BLOCK_PREV] = (ids - 1) % n
     block[kernels.BLOCK_NEXT] = (ids + 1) % n
     block[kernels.BLOCK_CHAIN] = kernels.NIL
@@ -139,8 +134,8 @@ def new_state(workload: Workload, rules: GroupRules) -> GroupState:
             )
         ),
         block=block,
-        holder=np.zeros((2 * groups, chains.n_chains), dtype=np.int64),
-        table=np.zeros((groups, longest), dtype=np.int64),
+        holder=np.zeros((2 * groups, chains.n_chains), dtype=np.int32),
+        table=np.zeros((groups, longest), dtype=np.int32),
         held=np.zeros(groups, dtype=np.int64),
         judged=np.zeros(groups, dtype=np.int64),
         rule=rule,
@@ -167,12 +162,12 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
         return replay_sequential(rows, rules)
     state = new_state(table_of(rows), rules)
     state.run(0, len(rows))
-    keys = state.block[kernels.BLOCK_CHAIN]
+    cached = state.block[kernels.BLOCK_CHAIN, state.free_queue()] != kernels.NIL
     admitted = state.out[:, kernels.OUT_REJECTED] == 0
     return {
         "evicted_blocks": int(state.count[kernels.COUNT_EVICTED]),
         "cached_tokens": int(state.out[admitted, kernels.OUT_CACHED].sum()),
-        "final_free_queue_cached": "".join("0" if keys[b] == kernels.NIL else "1" for b in state.free_queue()),
+        "final_free_queue_cached": np.where(cached, b"1", b"0").tobytes().decode(),
         "requests": [
             {
                 "id": row["id"],

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Compiled sliding-window and hybrid groups: sequential replay. Every verb has its twin in groups_twin.py.
 
-State, all int64 and C-contiguous, made by `groups.new_state`:
+State, C-contiguous, int64 (block, holder and table int32), made by `groups.new_state`:
 block (7, num_gpu_blocks): one column a block, rows BLOCK_*. Column 0 is the null block and the ends of the free queue,
     which is circular: next[0] is evicted first, prev[0] last.
 holder (2 * groups, n_chains): row 2g the oldest block that holds a chain in group g (0: none), row 2g + 1 the newest.
@@ -103,6 +103,18 @@ def release(block, count, row, last, first):
             at = b
         else:
             insert_after(block, block[BLOCK_PREV, NULL], b)
+
+
+@kernel
+def list_free(block, queue):
+    """Writes the free queue, first to be evicted first; returns its length."""
+    count = 0
+    b = block[BLOCK_NEXT, NULL]
+    while b != NULL:
+        queue[count] = b
+        count += 1
+        b = block[BLOCK_NEXT, b]
+    return count
 
 
 @kernel

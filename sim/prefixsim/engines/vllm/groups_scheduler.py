@@ -263,7 +263,7 @@ def replay_scheduler(
             batch = s.schedule()
             scheduled = sum(batch.tokens.values())
             in_flight.append(batch)
-            steps.append([s.step, scheduled, batch.preempted, len(s.running), len(s.waiting), len(s.cache.pool.free)])
+            steps.append([s.step, scheduled, batch.preempted, len(s.running), len(s.waiting), s.cache.pool.free])
             if s.waiting and not s.running and arrived == len(order) and not any(b.tokens for b in in_flight):
                 break  # a queue that nothing will ever move
             if len(in_flight) < depth and (scheduled or s.has_requests()):
@@ -274,7 +274,7 @@ def replay_scheduler(
     pool = s.cache.pool
     return {
         "evicted_blocks": pool.evicted,
-        "final_free_queue_cached": "".join("0" if pool.key[b] is None else "1" for b in pool.free),
+        "final_free_queue_cached": pool.cached_flags(),
         "requests": [_request_row(row, jobs.get(i)) for i, row in enumerate(rows)],
         "cached_tokens": sum((j.first_hit or 0) for j in jobs.values() if j.first_token_step is not None),
         "preemptions": sum(j.preemptions for j in jobs.values()),

@@ -58,6 +58,6 @@ def replay_sequential(rows: Sequence[Row], rules: GroupRules) -> dict[str, Any]:
     return {
         "evicted_blocks": cache.pool.evicted,
         "cached_tokens": cached_tokens,
-        "final_free_queue_cached": "".join("0" if cache.pool.key[b] is None else "1" for b in cache.pool.free),
+        "final_free_queue_cached": cache.pool.cached_flags(),
         "requests": results,
     }

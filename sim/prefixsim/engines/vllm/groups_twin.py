@@ -9,7 +9,7 @@ This is the definition that the compiled kernels (groups_kernels.py) are tested 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -79,15 +79,34 @@ class Hit:
 
 
 class Pool:
-    """Blocks 1..n-1: the free queue in eviction order, reference counts, and the map from (group, chain) to blocks."""
+    """Blocks 1..n-1: the free queue in eviction order, reference counts, and the map from (group, chain) to blocks.
+
+    What goes to the front of the queue has no key and what goes to the back has one, so the queue is three parts:
+    a stack of blocks without a key, the blocks never used yet in id order, and the keyed blocks, longest unused first.
+    """
 
     def __init__(self, num_gpu_blocks: int) -> None:
         self.n = num_gpu_blocks
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
-        self.refs = [0] * num_gpu_blocks
-        self.key: list[tuple[int, int] | None] = [None] * num_gpu_blocks
+        self.stack: list[int] = []
+        self.fresh = 1
+        self.keyed: OrderedDict[int, None] = OrderedDict()
+        self.refs: defaultdict[int, int] = defaultdict(int)
+        self.key: dict[int, tuple[int, int]] = {}
         self.holders: dict[tuple[int, int], dict[int, None]] = {}
         self.evicted = 0
+
+    @property
+    def free(self) -> int:
+        """Number of free blocks, cached ones included."""
+        return len(self.stack) + self.n - self.fresh + len(self.keyed)
+
+    def free_queue(self) -> list[int]:
+        """Ids of free blocks in eviction order."""
+        return [*reversed(self.stack), *range(self.fresh, self.n), *self.keyed]
+
+    def cached_flags(self) -> str:
+        """The free queue in eviction order, 1 = holds a cached block."""
+        return "0" * (self.free - len(self.keyed)) + "1" * len(self.keyed)
 
     def find(self, group: int, chain: int) -> int:
         """The oldest block that holds a chain in a group, or NULL."""
@@ -97,14 +116,18 @@ class Pool:
         """Takes `count` blocks from the front of the free queue; one that still had a key is evicted by that."""
         taken = []
         for _ in range(count):
-            block, _ = self.free.popitem(last=False)
-            key = self.key[block]
-            if key is not None:
-                self.evicted += 1
-                self.key[block] = None
+            if self.stack:
+                block = self.stack.pop()
+            elif self.fresh < self.n:
+                block = self.fresh
+                self.fresh += 1
+            else:
+                block, _ = self.keyed.popitem(last=False)
+                key = self.key.pop(block)
                 del self.holders[key][block]
                 if not self.holders[key]:
                     del self.holders[key]
+                self.evicted += 1
             self.refs[block] = 1
             taken.append(block)
         return taken
@@ -114,7 +137,7 @@ class Pool:
         for block in blocks:
             if block != NULL:
                 if self.refs[block] == 0:
-                    del self.free[block]
+                    del self.keyed[block]
                 self.refs[block] += 1
 
     def put_key(self, block: int, group: int, chain: int) -> None:
@@ -125,17 +148,16 @@ class Pool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference each. Of those that reach 0, blocks without a key go to the front of the queue in this
         order, then blocks with a key to the back in this order."""
-        front, back = [], []
+        front = []
         for block in blocks:
             if block != NULL:
                 self.refs[block] -= 1
                 if self.refs[block] == 0:
-                    (front if self.key[block] is None else back).append(block)
-        for block in reversed(front):
-            self.free[block] = None
-            self.free.move_to_end(block, last=False)
-        for block in back:
-            self.free[block] = None
+                    if block in self.key:
+                        self.keyed[block] = None
+                    else:
+                        front.append(block)
+        self.stack += reversed(front)
 
 
 @dataclass(slots=True)
@@ -221,14 +243,14 @@ class GroupCache:
         rules = self.rules
         hit_tokens = hit.tokens if hit else 0
         computed = min(request.computed + hit_tokens, rules.max_model_len)
-        spare = len(self.pool.free) - (rules.watermark_blocks if watermark else 0)
+        spare = self.pool.free - (rules.watermark_blocks if watermark else 0)
         if whole_sequence:
             sequence = min(request.tokens, rules.max_model_len)
             if self._blocks_needed(request, sequence, hit, admission=True) > spare:
                 return False
         slots = min(computed + new_tokens, rules.max_model_len)
         self._free_behind_window(request, max(0, computed - request.in_flight))
-        spare = len(self.pool.free) - (rules.watermark_blocks if watermark else 0)
+        spare = self.pool.free - (rules.watermark_blocks if watermark else 0)
         if self._blocks_needed(request, slots, hit, admission=False) > spare:
             return False
         if hit is not None and hit.tokens:
