@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import ASCII, SIMPLE_HEAD, Box
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixsim.report import facts
+
+if TYPE_CHECKING:
+    from prefixsim.report.compare_metrics import Comparison
 
 WIDTH = 80
 PER_TABLE = 4
@@ -85,6 +88,36 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(facts.clean(cell, 200)) for cell in row))
     _show(out, table)
+
+
+def print_comparison(found: Comparison, *, file: TextIO | None = None, console: Console | None = None) -> None:
+    """Prints what `compare_metrics.compare` found: sentences, real beside simulated, the requests that are furthest off."""
+    out = console or console_for(file or sys.stdout)
+    for text in found.says:
+        _line(out, Text(text))
+
+    def spelt(value: float | None, share: bool) -> str:
+        if share:
+            return facts.percent(value, 2)
+        whole = value is None or float(value).is_integer()
+        return facts.integer(value) if whole else f"{value:.4g}"
+
+    rows = []
+    for what, real, simulated, share in found.rows:
+        off = None if real is None or simulated is None else simulated - real
+        if off is None:
+            shown = facts.ABSENT
+        elif share:
+            shown = f"{100 * off:+.2f} points"
+        else:
+            shown = f"{100 * off / abs(real):+.1f} %" if real else "0" if off == 0 else f"{off:+.4g}"
+        shown = shown.replace("-0.0 %", "0.0 %").replace("+0.0 %", "0.0 %")
+        rows.append((what, spelt(real, share), spelt(simulated, share), shown))
+    print_table(("", "real", "simulated", "off"), rows, console=out)
+    if found.worst:
+        _line(out, Text("Cached tokens of the requests that are furthest off", style="bold"))
+        worst = [(w["id"], spelt(w["real"], False), spelt(w["simulated"], False)) for w in found.worst]
+        print_table(("request", "real", "simulated"), worst, console=out)
 
 
 def _run_id(summary: Mapping[str, Any]) -> str:
