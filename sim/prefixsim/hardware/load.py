@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from prefixsim.errors import InputError, NotModelledError, Problem, ProfileError, nearest
 from prefixsim.hardware import memory as mem
@@ -186,26 +186,52 @@ class Hardware:
         total, what, parts = self._common()
         tokens, seqs = mem.vllm_default_limits(self.gpu_memory_gib, self.gpu.device.architecture)
         tokens, seqs = options.max_num_batched_tokens or tokens, options.max_num_seqs or seqs
-        parts["activation"] = mem.component(
-            spec.memory.activation_gib,
-            mem.vllm_activation_gib(self.model, self.weights_dtype, tp, tokens, seqs),
-            f"profiling run of {tokens} tokens, {seqs} sequences (vLLM >= 0.17)",
+        old = options.kind == "vllm@0.11"
+        activation = mem.vllm_activation_gib(
+            self.model,
+            self.weights_dtype,
+            tp,
+            tokens,
+            seqs,
+            sampler_bytes=mem.VLLM_011_SAMPLER_BYTES if old else mem.VLLM_SAMPLER_BYTES,
         )
+        how = f"profiling run of {tokens} tokens, {seqs} sequences (vLLM {'0.11' if old else '>= 0.17'})"
+        parts["activation"] = mem.component(spec.memory.activation_gib, activation, how)
         number = self.gpu.vllm_memory.non_torch_tp1_gib if tp == 1 else self.gpu.vllm_memory.non_torch_tp_gib
-        parts["non_torch"] = mem.component(spec.memory.non_torch_gib, number.value, number.source)
+        outside, how = (mem.VLLM_011_NON_TORCH_GIB[tp > 1], "vLLM 0.11 logs") if old else (number.value, number.source)
+        parts["non_torch"] = mem.component(spec.memory.non_torch_gib, outside, how)
         parts["cuda_graphs"] = mem.component(
             spec.memory.cuda_graphs_gib, 0.0, "not counted: no public measurement; vLLM >= 0.21 subtracts its estimate"
         )
+        bytes_per_token, note = self._vllm_layout(options)
         return mem.finish(
             total * options.gpu_memory_utilization,
             parts,
-            self.kv_bytes_per_token,
+            bytes_per_token,
             options.block_size,
             what=what,
+            note=note,
             hint=self._hint(parts, total * options.gpu_memory_utilization),
         )
 
+    def _vllm_layout(self, options: VllmOptions) -> tuple[int, str]:
+        """(bytes of one token in a block, note). Layout full: every layer keeps every token (what vLLM does with its
+        hybrid manager off); hybrid, swa: layers of one kind form a group and a block belongs to one group."""
+        model = self.model
+        if not model.window_layers:
+            return self.kv_bytes_per_token, ""
+        if options.layout == "full":
+            note = f"{model.window_layers} of {model.layers} layers have a sliding window: layout full keeps all tokens for them too"
+            return self.kv_bytes_per_token, note
+        full = model.layers - model.window_layers
+        group = min(full, model.window_layers) if full else model.window_layers
+        groups = -(-full // group) + -(-model.window_layers // group)
+        note = f"{groups} groups of {group} layers share the blocks: a token of a full-attention request takes a slot in each"
+        return self.kv_bytes_per_token * group // model.layers, note
+
     def _sglang(self, options: SglangOptions) -> KvCapacity:
+        if self.model.window_layers:
+            raise NotModelledError(f"{self.model.name}: sliding-window layers under SGLang are not modelled")
         total, what, parts = self._common()
         tp = self.spec.tensor_parallel_size
         fraction = options.mem_fraction_static or mem.sglang_static_fraction(
@@ -270,3 +296,72 @@ def _numbers(profile: BaseModel) -> dict[str, Any]:
 def shipped(kind: str) -> tuple[str, ...]:
     """Names of shipped profiles of a kind."""
     return tuple(sorted(p.stem for p in (data_dir("hw_profiles") / kind).glob("*.yaml")))
+
+
+def hardware_from_options(
+    gpu: str, model: str, tensor_parallel_size: int, *, base_dir: Path | None = None, **more: Any
+) -> Hardware:
+    """Hardware from command-line options (`memory` entries that are None are left out). Raises InputError."""
+    memory = {k: v for k, v in (more.pop("memory", None) or {}).items() if v is not None}
+    given = {"gpu": gpu, "model": model, "tensor_parallel_size": tensor_parallel_size, "memory": memory, **more}
+    return load_hardware(_model_from(HardwareSpec, given), base_dir=base_dir)
+
+
+def engine_options(kind: str, given: dict[str, Any]) -> VllmOptions | SglangOptions:
+    """Engine options from a kind ("vllm", "sglang", with or without version) and those that are not None."""
+    family = kind.split("@", maxsplit=1)[0]
+    models: dict[str, type[VllmOptions] | type[SglangOptions]] = {"vllm": VllmOptions, "sglang": SglangOptions}
+    if family not in models:
+        raise InputError(f"--engine: unknown engine {kind!r}{nearest(kind, models)}")
+    values = {"name": family, "kind": kind} | {k: v for k, v in given.items() if v is not None}
+    return _model_from(models[family], values)
+
+
+def _model_from(model: type[P], given: dict[str, Any]) -> P:
+    try:
+        return model.model_validate(given)
+    except ValidationError as exc:
+        problems = []
+        for fault in exc.errors(include_url=False):
+            key = ".".join(str(p) for p in fault["loc"])
+            found = fault.get("input")
+            problems.append(Problem(f"{fault['msg']}, found {found!r:.60}", key=key.replace("_", "-")))
+        raise InputError(problems) from None
+
+
+def summaries(base_dir: Path | None = None) -> dict[str, list[dict[str, str]]]:
+    """Name, title, file and (GPUs) validity of every profile, by kind. A profile that cannot be read says so."""
+    out: dict[str, list[dict[str, str]]] = {}
+    for kind, model in _KINDS.items():
+        out[kind] = []
+        for name, path in profile_names(kind, base_dir).items():
+            try:
+                profile = read_profile(path, model)
+                row = {"name": name, "title": str(getattr(profile, "title", "")), "file": str(path)}
+                validity = getattr(profile, "validity", None)
+                out[kind].append(row | ({"validity": str(validity)} if validity else {}))
+            except InputError as exc:
+                out[kind].append({"name": name, "title": f"unreadable: {exc.problems[0]}", "file": str(path)})
+    return out
+
+
+def describe(name: str, base_dir: Path | None = None) -> tuple[str, BaseModel]:
+    """(kind, profile) of a name or file, whichever kind has it. Raises InputError."""
+    is_file = "/" in name or name.endswith((".yaml", ".yml", ".json"))
+    if is_file:
+        path = find_profile("profiles", name, base_dir)
+        if path.suffix == ".json":
+            return "models", model_from_config(path)
+        found = read(path, ProfileError).data
+        keys = set(found) if isinstance(found, dict) else set()
+        kind = "gpus" if "device" in keys else "hosts" if "hash_ns_per_token_block16" in keys else "models"
+        return kind, read_profile(path, _KINDS[kind])
+    for kind, model in _KINDS.items():
+        known = profile_names(kind, base_dir)
+        if name in known:
+            return kind, read_profile(known[name], model)
+    everything = [n for kind in _KINDS for n in profile_names(kind, base_dir)]
+    raise InputError(f"unknown profile {name!r}{nearest(name, everything)}")
+
+
+_KINDS: dict[str, type[BaseModel]] = {"gpus": GpuProfile, "models": ModelProfile, "hosts": HostProfile}

@@ -15,6 +15,10 @@ WEIGHT_BYTES = {"bfloat16": 2.0, "float32": 4.0, "fp8": 1.0, "fp8_block": 1.0 + 
 # vLLM >= 0.17, H100, from gpu/kv_capacity.csv (8,192 batched tokens, 1,024 sequences): the sampler's logits work space
 # is 12.7 bytes a sequence and vocabulary entry, the layers' a byte count per token, see docs/hardware.md.
 VLLM_SAMPLER_BYTES = 12.7
+# vLLM 0.11: fitted to the three points logged there (TP 1 and 2), not checked on others.
+VLLM_011_SAMPLER_BYTES = 36.7
+VLLM_011_NON_TORCH_GIB = (0.13, 0.55)
+"""At TP 1, at TP 2 and more."""
 VLLM_HIDDEN_BUFFERS = 1.62
 
 
@@ -71,8 +75,10 @@ def weights_gib(model: ModelProfile, dtype: str, tp: int) -> float:
     return (total / tp + norms) / GIB
 
 
-def vllm_activation_gib(model: ModelProfile, dtype: str, tp: int, tokens: int, seqs: int) -> float:
-    """Peak of vLLM's profiling run (>= 0.17): layer buffers of `tokens` tokens, then the sampler's of `seqs` sequences."""
+def vllm_activation_gib(
+    model: ModelProfile, dtype: str, tp: int, tokens: int, seqs: int, *, sampler_bytes: float = VLLM_SAMPLER_BYTES
+) -> float:
+    """Peak of vLLM's profiling run: layer buffers of `tokens` tokens, and the sampler's of `seqs` sequences."""
     width = 4 if dtype == "float32" else 2
     inter = model.intermediate_size
     if model.moe:
@@ -80,7 +86,7 @@ def vllm_activation_gib(model: ModelProfile, dtype: str, tp: int, tokens: int, s
             model.moe.expert_intermediate_size * model.moe.experts_per_token, model.moe.shared_intermediate_size
         )
     layers = tokens * width * (inter / tp + VLLM_HIDDEN_BUFFERS * model.hidden_size)
-    return (layers + VLLM_SAMPLER_BYTES * seqs * model.vocab_size) / GIB
+    return (layers + sampler_bytes * seqs * model.vocab_size) / GIB
 
 
 def vllm_default_limits(gpu_gib: float, architecture: str) -> tuple[int, int]:

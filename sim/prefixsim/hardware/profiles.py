@@ -54,6 +54,9 @@ Efficiency = Annotated[
     Number,
     AfterValidator(lambda n: _check(n, 0, 1, open_low=True, what="an efficiency is above 0 and at most 1")),
 ]
+Share = Annotated[
+    Number, AfterValidator(lambda n: _check(n, 0, 1, open_low=False, what="a share lies between 0 and 1"))
+]
 
 FLOP_PER_CLOCK_SM = {
     "ampere": 2048,
@@ -99,37 +102,68 @@ class Device(Strict):
         return self
 
 
+class GemmByTokens(Strict):
+    """Factors on a GEMM's time by tokens m, interpolated in log m; 1 at m = 256."""
+
+    m1_factor: Positive
+    m32_factor: Positive
+    m128_factor: Positive
+    m1024_factor: Positive
+    m4096_factor: Positive
+    m16384_factor: Positive
+
+
 class Gemm(Strict):
-    """`launch + (Tc^p + Tm^p)^(1/p)`, docs/hardware.md."""
+    """`launch + (compute^p + memory^p)^(1/p)`, docs/hardware.md."""
 
     launch_us: NonNegative
     eff_flops_ratio: Efficiency
     eff_bw_ratio: Efficiency
     p_exponent: Positive
+    k_ramp_elements: NonNegative
+    """Pipeline fill of a tile, in elements of k."""
+    wave_share: Share
+    """Share of the compute time that is rounded up to whole waves of tiles over the SMs, 0 to 1."""
+    tile_64x64_ratio: Efficiency
+    """Speed of smaller tiles against 128x256."""
+    tile_64x128_ratio: Efficiency
+    tile_128x128_ratio: Efficiency
+    by_tokens: GemmByTokens | None = None
 
 
 class PrefillAttention(Strict):
-    """`t0 + max(sum of tile work / SMs, longest tile)`."""
+    """`t0 + sum of tile work / SMs + longest_share * longest tile`."""
 
     t0_us: NonNegative
     tile_us: NonNegative
     eff_flops_ratio: Efficiency
+    longest_share: NonNegative
 
 
 class DecodeAttention(Strict):
-    """`t0 + cta * sequences * KV heads / SMs + KV bytes / (bandwidth * eff)`."""
+    """`t0 + hypot(cta * heads / SMs, KV bytes / (bandwidth * eff) * (1 + ramp / heads))`, heads = sequences x KV heads."""
 
     t0_us: NonNegative
     cta_us: NonNegative
     eff_bw_ratio: Efficiency
+    ramp_heads: NonNegative
+
+
+class AllReduceSize(Strict):
+    """One all-reduce over g GPUs: the lower of two lines, latency-bound and bandwidth-bound."""
+
+    small_us: NonNegative
+    small_us_per_mib: NonNegative
+    large_us: NonNegative
+    large_us_per_mib: NonNegative
 
 
 class AllReduce(Strict):
-    """`t0 + per_rank * g + 2(g-1)/g * bytes / (link * eff)`."""
+    """By number of GPUs."""
 
-    t0_us: NonNegative
-    per_rank_us: NonNegative
-    eff_link_ratio: Efficiency
+    gpus2: AllReduceSize | None = None
+    gpus4: AllReduceSize | None = None
+    gpus8: AllReduceSize | None = None
 
 
 class EngineOverhead(Strict):
