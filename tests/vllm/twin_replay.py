@@ -80,7 +80,8 @@ def twin_replay(rows: list[dict[str, Any]], c: dict[str, Any]) -> dict[str, Any]
         result = {"requests": table, "cached_tokens": total}
     else:
         scheduler = TwinScheduler(config)
-        steps = scheduler.run(requests)
+        last = max((r.arrival for r in requests), default=0)
+        steps = scheduler.run(requests, until=c.get("max_steps", 1_000_000) + last)
         pool = scheduler.pool
         by_index = sorted(requests, key=lambda r: r.index)
         table = [

@@ -17,7 +17,6 @@ from prefixsim.engines.vllm.pool_kernels import sequential
 from prefixsim.errors import InputError, Problem, nearest
 from prefixsim.hardware.steptime import StepCosts
 from prefixsim.records import (
-    NEVER,
     REQ_CACHED_TOKENS,
     REQ_FINISH_NS,
     REQ_FIRST_TOKEN_NS,
@@ -42,6 +41,7 @@ INTEGERS: dict[str, tuple[int | None, int, int]] = {  # default (None: required)
     "max_num_seqs": (256, 1, 1 << 40),
     "max_num_batched_tokens": (2048, 1, 1 << 40),
     "long_prefill_token_threshold": (0, 0, 1 << 40),
+    "max_steps": (1_000_000, 1, 1 << 40),
 }
 SWITCHES = {
     "async_scheduling": False,
@@ -137,7 +137,10 @@ def replay(rows: Rows, config: dict[str, Any]) -> dict[str, Any]:
         return replay_groups(_read_rows(rows) if isinstance(rows, str | Path) else rows, config)
     workload = read_native(Path(rows)) if isinstance(rows, str | Path) else _from_rows(rows)
     engine = make_engine(workload, replay_settings(config))
-    result = _sequential(engine) if config.get("mode", "sequential") == "sequential" else _scheduled(engine)
+    if config.get("mode", "sequential") == "sequential":
+        result = _sequential(engine)
+    else:
+        result = _scheduled(engine, int(config.get("max_steps", INTEGERS["max_steps"][0] or 0)))
     result["evicted_blocks"] = int(engine.state[st.I_EVICTED])
     cached = engine.blocks[engine.free_queue(), st.B_CHAIN] >= 0
     result["final_free_queue_cached"] = "".join("1" if c else "0" for c in cached)
@@ -177,12 +180,16 @@ def _sequential(engine: VllmEngine) -> dict[str, Any]:
     return {"requests": requests, "cached_tokens": int(out[out[:, 1] == 0, 0].sum())}
 
 
-def _scheduled(engine: VllmEngine) -> dict[str, Any]:
-    """Arrivals by `step`. An event at instant E belongs to the engine's step number E - 1."""
+def _scheduled(engine: VllmEngine, max_steps: int) -> dict[str, Any]:
+    """Arrivals by `step`. An event at instant E belongs to the engine's step number E - 1.
+
+    A request that outgrows the pool is preempted and resumed for ever where its admission is not tested in full, as in
+    the real engine; the replay ends `max_steps` after the last arrival.
+    """
     w = engine.inputs.workload
     order = np.argsort(w.step, kind="stable")
     engine.submit(order, w.step[order])
-    engine.advance(NEVER)
+    engine.advance(max_steps + (int(w.step.max()) if w.n else 0))
     state, rows = engine.state, engine.inputs.rows
     admissions: list[list[list[int]]] = [[] for _ in range(w.n)]
     for request, *row in engine.admissions[: state[st.I_ADMISSIONS]].tolist():

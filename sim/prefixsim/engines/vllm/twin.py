@@ -318,8 +318,9 @@ class TwinScheduler:
         self,
         requests: Sequence[TwinRequest],
         each: Callable[[Batch | None], None] = lambda batch: None,
+        until: int = UNLIMITED,
     ) -> list[tuple[int, int, int, int, int, int]]:
-        """Runs requests (non-decreasing arrival instants) to the end, or until nothing can change any more.
+        """Runs requests (non-decreasing arrival instants) to the end, or until nothing can change any more, or while instants are < until.
 
         Returns rows (instant, scheduled tokens, preempted, running, waiting, free blocks), steps that schedule nothing
         left out unless they preempt. `each` is called after every schedule (with its batch) and process (None).
@@ -332,6 +333,8 @@ class TwinScheduler:
             while following < len(requests) and requests[following].arrival <= now:
                 self.add(requests[following])
                 following += 1
+            if now >= until:
+                return rows
             if not flight and not self.running and not self.n_waiting():
                 if following == len(requests):
                     return rows
