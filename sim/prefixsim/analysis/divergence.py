@@ -35,14 +35,15 @@ UNIQUE_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One point. depth: equal tokens before it. requests: rows that pass it; branches: distinct differing pieces (or distinct
-    continuations where none was found). kind: see KINDS. piece_tokens: (least, median, most) tokens of the piece.
+    """One point. depth: equal tokens before it. requests: rows that pass it; differing: those of them with a piece that differs
+    (all, where none was found); branches: distinct differing pieces (or continuations). kind: see KINDS. piece_tokens: (least, median, most) tokens of the piece.
     lost_tokens: prompt tokens behind the pieces that an infinite cache would serve more if the pieces were equal.
     groups: (group, requests, lost tokens), most lost first. examples: differing pieces as content/token ids.
     rows int64 (k,), cut_to int64 (k,): the rows and where their piece ends (tokens from their start)."""
 
     depth: int
     requests: int
+    differing: int
     branches: int
     kind: str
     piece_tokens: tuple[int, int, int]
@@ -57,9 +58,10 @@ class Divergence:
     def sentence(self) -> str:
         """What a person should read."""
         where = f"after {self.depth:,} equal tokens" if self.depth else "at the very first token"
-        names = [f"`{g}`" for g, _, _ in self.groups[:2] if g]
+        names = [f"`{g}`" for g, _, lost in self.groups[:3] if g and (lost or not self.lost_tokens)]
         of = f" of group {' and '.join(names)}" if names else ""
-        head = f"{where}{of}: {self.requests:,} requests go {self.branches:,} ways"
+        some = f"{self.differing:,} of {self.requests:,}" if self.differing < self.requests else f"{self.requests:,}"
+        head = f"{where}{of}: {some} requests go {self.branches:,} ways"
         if self.kind == "content":
             return f"{head}; what follows differs to the end (new content), so nothing is lost here"
         least, median, most = self.piece_tokens
@@ -322,7 +324,8 @@ def _examine(
 
     def nothing() -> Divergence:
         groups = _by_group(workload, rows, np.zeros(rows.shape[0], dtype=np.int64))
-        return Divergence(depth, rows.shape[0], branches, "content", (0, 0, 0), 0, groups, (), bound, rows, rows, child)
+        n = rows.shape[0]
+        return Divergence(depth, n, n, branches, "content", (0, 0, 0), 0, groups, (), bound, rows, rows, child)
 
     if len(met) < max(2, len(skips) // 10):
         return nothing()
@@ -357,6 +360,7 @@ def _examine(
     return Divergence(
         depth=depth,
         requests=rows.shape[0],
+        differing=mine.shape[0],
         branches=len(distinct),
         kind=_kind(workload, mine, keys, len(distinct)),
         piece_tokens=(int(real.min()), int(np.median(real)), int(real.max())),
@@ -442,6 +446,7 @@ def _reorder(
         return None
     return Divergence(
         depth,
+        rows.shape[0],
         rows.shape[0],
         int(np.unique(child).shape[0]),
         "reordered",

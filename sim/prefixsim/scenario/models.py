@@ -66,6 +66,8 @@ class Expect(Strict):
     equals: float | bool | None = None
     within: float | Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     """[low, high], or with `equals` the allowed distance from it."""
+    repeats: int = Field(1, ge=1, le=100)
+    """Runs with so many seeds; the mean is compared, and its 95 % confidence interval must lie outside to fail."""
 
     @model_validator(mode="after")
     def _any(self) -> Self:

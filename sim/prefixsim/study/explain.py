@@ -370,6 +370,7 @@ def divergence_entry(point: Divergence) -> dict[str, Any]:
     return {
         "depth_tokens": point.depth,
         "requests": point.requests,
+        "differing": point.differing,
         "branches": point.branches,
         "kind": point.kind,
         "kind_meaning": KINDS[point.kind],

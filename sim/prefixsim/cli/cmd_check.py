@@ -1,0 +1,79 @@
+"""`prefixsim check`: the CI gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from prefixsim.errors import EXIT_CHECK_FAILED, EXIT_COULD_NOT_RUN, EXIT_OK, InputError
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(check)
+
+
+def check(
+    scenarios: list[str] = typer.Argument(..., help="Scenario files, or names of shipped ones.", metavar="SCENARIO..."),
+    baseline: Path | None = typer.Option(
+        None, "--baseline", help="Baseline file (JSON) to compare with.", metavar="FILE"
+    ),
+    update_baseline: bool = typer.Option(
+        False, "--update-baseline", help="Write today's values to the baseline instead of comparing with it."
+    ),
+    repeats: int | None = typer.Option(None, "--repeats", min=1, max=100, help="Runs with so many seeds each."),
+    workers: int | None = typer.Option(None, "--workers", min=1, max=256, help="Processes. Default: all processors."),
+    junit: Path | None = typer.Option(None, "--junit", help="Write JUnit XML.", metavar="FILE"),
+    markdown: Path | None = typer.Option(
+        None, "--markdown", help="Append Markdown, e.g. to $GITHUB_STEP_SUMMARY.", metavar="FILE"
+    ),
+    github: bool | None = typer.Option(
+        None, "--github/--no-github", help="Print GitHub annotations. Default: where GITHUB_ACTIONS is true."
+    ),
+    set_: list[str] = typer.Option([], "--set", help="KEY=VALUE: overrides a key in every scenario."),
+    json_: bool = typer.Option(False, "--json", help="Print JSON."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress."),
+) -> None:
+    """Tests the `expect:` entries of scenarios, and a baseline. Exit 0: all held; 1: one failed; 2: one could not run."""
+    import json
+    import os
+
+    from prefixsim.cli.progress import progress
+    from prefixsim.report import checks
+    from prefixsim.report.github import github_annotations
+    from prefixsim.report.junit import junit_xml
+    from prefixsim.report.markdown import markdown as markdown_text
+    from prefixsim.scenario.expect import Baseline, read_baseline, write_baseline
+    from prefixsim.scenario.load import parse_override
+    from prefixsim.study.check import check as run_checks
+
+    if update_baseline and baseline is None:
+        raise InputError("--update-baseline needs --baseline FILE")
+    known = None
+    if baseline is not None:
+        known = read_baseline(baseline) if not update_baseline or baseline.exists() else Baseline()
+    with progress(quiet=quiet) as say:
+        results, entries = run_checks(
+            scenarios,
+            baseline=None if update_baseline else known,
+            overrides=dict(parse_override(o) for o in set_),
+            repeats=repeats,
+            workers=workers,
+            say=say,
+        )
+    if junit is not None:
+        junit.write_text(junit_xml(results), encoding="utf-8")
+    if markdown is not None:
+        with markdown.open("a", encoding="utf-8") as f:
+            f.write(markdown_text(results))
+    typer.echo(json.dumps(checks.as_dict(results), indent=1) if json_ else checks.text(results))
+    if github if github is not None else os.environ.get("GITHUB_ACTIONS") == "true":
+        lines = github_annotations(results)
+        if lines:
+            typer.echo(lines, err=json_)
+    _, failed, broken = checks.counts(results)
+    if update_baseline and baseline is not None and known is not None and not broken:
+        write_baseline(baseline, Baseline(scenarios={**known.scenarios, **entries}))
+        typer.echo(f"{baseline}: {len(entries)} scenario(s) written", err=True)
+    raise typer.Exit(EXIT_COULD_NOT_RUN if broken else EXIT_CHECK_FAILED if failed else EXIT_OK)
