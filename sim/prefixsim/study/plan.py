@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefixsim.errors import PrefixsimError
-from prefixsim.scenario.models import family
+from prefixsim.scenario.models import Scenario, family
 from prefixsim.scenario.study import Limit, PlanSpec
 from prefixsim.study.executors import Executor
 from prefixsim.study.grid import axis_lists
@@ -30,7 +30,7 @@ CACHING_OFF = {"vllm": {"enable_prefix_caching": False}, "sglang": {"disable_rad
 class Answer:
     """One shape and engine. per_seed: the value found for each seed (None: none in the bounds). usd_per_hour: of the
     whole fleet; usd_per_million_tokens: prompt + output tokens at the answer. miss: how the best run missed, where none
-    passes. at: summary numbers at the answer (first seed). kv_gradient: what one more GiB of KV cache a replica changes."""
+    passes. at: summary numbers at the answer (first seed). kv_gradient: what one more GiB of KV cache a GPU changes."""
 
     shape: dict[str, Any]
     engine: str
@@ -239,20 +239,27 @@ def replica_price(spec: PlanSpec, summary: dict[str, Any]) -> float | None:
     return float(price) if isinstance(price, int | float) else None
 
 
+def kv_bytes_per_token(scenario: Scenario) -> float | None:
+    """Bytes of KV cache a token takes on each GPU of a replica; None without hardware."""
+    from prefixsim.hardware.load import load_hardware
+
+    spec = scenario.replica_groups[0].hardware or scenario.hardware
+    return None if spec is None else float(load_hardware(spec, base_dir=scenario.base_dir).kv_bytes_per_token)
+
+
 def _gradients(study: Study[PlanSpec], hunts: list[_Hunt], executor: Executor, store: PointStore) -> None:
-    """What one more GiB of KV cache a replica is worth at the answer: finite difference of one re-run."""
+    """What one more GiB of KV cache a GPU is worth at the answer: finite difference of one re-run."""
     jobs, meant = [], []
     for hunt in hunts:
         summary, answer = hunt.best_summary, hunt.answer
         assert summary is not None
         replica = summary["engines"][answer.engine]["replicas"][0]
-        per_token = (summary.get("hardware") or {}).get("kv_bytes_per_token")
-        per_token = per_token or summary["engines"][answer.engine].get("kv_bytes_per_token")
-        if not per_token or hunt.search.best is None:
+        per_token = kv_bytes_per_token(study.scenario(hunt.settings, hunt.repeat))
+        if per_token is None or hunt.search.best is None:
             continue
         more = int((1 << 30) // per_token)
         capacity = int(replica["capacity_tokens"]) + more
-        kind = family({"kind": summary["engines"][answer.engine]["kind"]})
+        kind = family(summary["engines"][answer.engine])
         granularity = int(replica["granularity"])
         key = "num_gpu_blocks_override" if kind == "vllm" else "max_total_tokens"
         size = capacity // granularity + 1 if kind == "vllm" else capacity

@@ -33,7 +33,7 @@ def conclusion(spec: PlanSpec, answers: list[Answer]) -> list[str]:
     gradient = best.kv_gradient
     if gradient:
         said.append(
-            f"One more GiB of KV cache a replica changes the hit rate by {gradient.get('hit_rate', 0) * 100:+.3f} points "
+            f"One more GiB of KV cache a GPU changes the hit rate by {gradient.get('hit_rate', 0) * 100:+.3f} points "
             f"and p99 TTFT by {gradient.get('ttft_s.p99', 0) * 1000:+.1f} ms (one re-run, seed of the first repeat)."
         )
     return said

@@ -27,7 +27,12 @@ def write_tables(result: SweepResult, out: Path, *, parquet: bool = False) -> li
     paths = [out / "points.csv"]
     write_atomic(paths[0], text.getvalue())
     spec = result.study.spec
-    about: dict[str, object] = {"name": spec.name, "description": spec.description, "axes": result.keys, "columns": shown_columns(result)}
+    about: dict[str, object] = {
+        "name": spec.name,
+        "description": spec.description,
+        "axes": result.keys,
+        "columns": shown_columns(result),
+    }
     about.update({"cost": spec.cost, "latency": spec.latency, "repeats": spec.repeats})
     write_atomic(out / "study.json", canonical(about) + "\n")
     write_atomic(out / "points.jsonl", "".join(canonical(r.as_json()) + "\n" for r in result.rows))
