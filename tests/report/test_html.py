@@ -335,3 +335,20 @@ def test_a_folder_that_cannot_be_written(fresh: Path) -> None:
 
 def test_rendering_is_deterministic(fresh: Path) -> None:
     assert page_of(fresh) == page_of(fresh)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "order"),
+    [
+        ("engines: [{name: vllm}, {name: sglang}]", ["vllm", "sglang"]),
+        ("engines: [{name: sglang}, {name: other}]", ["sglang", "vllm"]),
+        ("engines: {a: [", ["sglang", "vllm"]),
+        ("engines: [3]", ["sglang", "vllm"]),
+        ("- - -", ["sglang", "vllm"]),
+        ("[" * 5000, ["sglang", "vllm"]),
+        ("engines: [{name: [1]}]", ["sglang", "vllm"]),
+    ],
+)
+def test_engines_stand_in_the_scenarios_order(fresh: Path, scenario: str, order: list[str]) -> None:
+    (fresh / "scenario.resolved.yaml").write_text(scenario)
+    assert list(open_run(fresh).summary["engines"]) == order

@@ -42,6 +42,7 @@ def open_run(path: Path) -> RunFolder:
             problem = Problem(f"expected a mapping, found {type(engine).__name__}", key=f"engines.{str(name)[:60]}")
             raise InputError(problem)
     scenario = _text(path / "scenario.resolved.yaml")
+    summary["engines"] = _in_order(summary["engines"], scenario)
     curves = read_json(path / "curves.json", dict)
     divergence = read_json(path / "divergence.json", list)
     absent = []
@@ -52,6 +53,19 @@ def open_run(path: Path) -> RunFolder:
     if divergence is None:
         absent.append("The run folder has no divergence.json: divergence points were not computed for this run.")
     return RunFolder(path, summary, scenario, curves, divergence, tuple(absent))
+
+
+def _in_order(engines: dict[str, Any], scenario: str | None) -> dict[str, Any]:
+    """The engines in the scenario's order (summary.json is sorted by name), as they are where it cannot be read."""
+    import yaml
+
+    try:
+        entries = yaml.safe_load(scenario or "").get("engines")
+        names = [entry.get("name") for entry in entries]
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
+        return engines
+    known = [name for name in names if isinstance(name, str) and name in engines]
+    return {name: engines[name] for name in dict.fromkeys([*known, *engines])}
 
 
 def read_json(path: Path, expected: type) -> Any:
