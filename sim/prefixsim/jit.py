@@ -75,7 +75,19 @@ def kernel(function: F) -> F:
 
     With NUMBA_DISABLE_JIT=1 the function runs as plain Python, bounds-checked: the memory-safety and coverage lane.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "python"}
+    return _compiled(function, {})
+
+
+def lean_kernel(function: F) -> F:
+    """As `kernel`, for functions that make no array: the arrays passed in are only borrowed, without reference counts.
+
+    A call then costs no atomic operations, two for every array it is passed otherwise: 3-4 times faster where small
+    functions hand many arrays on. Making an array inside is a compile error."""
+    return _compiled(function, {"_nrt": False})
+
+
+def _compiled(function: F, more: dict[str, Any]) -> F:
+    options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "python", **more}
     folder = kernel_cache_dir()
     if folder is None or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return numba.njit(**options)(function)  # type: ignore[no-any-return]

@@ -57,7 +57,7 @@ from prefixsim.engines.sglang.state import (
     W_STOP,
 )
 from prefixsim.engines.sglang.tree_kernels import make_room, unlock
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     REQ_PREEMPTIONS,
     REQ_STATUS,
@@ -66,7 +66,7 @@ from prefixsim.records import (
 )
 
 
-@kernel
+@lean_kernel
 def merge_last(scalars, slots, lists):
     """Moves prefilled requests to the running batch, except the one still being chunked, and drops finished ones."""
     running = lists[L_RUNNING]
@@ -95,7 +95,7 @@ def merge_last(scalars, slots, lists):
         scalars[S_FULL] = 0
 
 
-@kernel
+@lean_kernel
 def pages_needed(scalars, slots, running, order, n):
     """Pages the next decode of running[order[:n]] really takes."""
     page = scalars[S_PAGE]
@@ -106,7 +106,7 @@ def pages_needed(scalars, slots, running, order, n):
     return need
 
 
-@kernel
+@lean_kernel
 def fits(scalars, nodes, table, heap, need):
     """Whether `need` pages can be had, after evicting for them."""
     if scalars[S_DISABLED] == 0:
@@ -114,7 +114,7 @@ def fits(scalars, nodes, table, heap, need):
     return scalars[S_AVAILABLE] >= need
 
 
-@kernel
+@lean_kernel
 def decode_pass(scalars, floats, nodes, table, heap, slots, lists, static, rows, completed):
     """One decode step of the running batch: (how many decode, sum of their KV tokens); (-1, 0): the engine would stop."""
     running = lists[L_RUNNING]
@@ -173,7 +173,7 @@ def decode_pass(scalars, floats, nodes, table, heap, slots, lists, static, rows,
     return n, kv_tokens
 
 
-@kernel
+@lean_kernel
 def pages_in(scalars, slots, running, n):
     """Pages the next decode of the first n running requests takes."""
     need = 0
@@ -183,7 +183,7 @@ def pages_in(scalars, slots, running, n):
     return need
 
 
-@kernel
+@lean_kernel
 def drop(scalars, nodes, table, heap, slots, slot, others):
     """Frees a request's KV without keeping it, and room for some decode steps of the others."""
     page = scalars[S_PAGE]
@@ -194,7 +194,7 @@ def drop(scalars, nodes, table, heap, slots, slot, others):
         make_room(scalars, nodes, table, heap, ceil_pages(others * RETRACT_TOKENS, page))
 
 
-@kernel
+@lean_kernel
 def keep_order(slots, running, n):
     """Sorts the running batch: most outputs first, then shortest prompt, equal ones as they stood (insertion sort: it
     stands nearly so after the first time)."""
@@ -211,7 +211,7 @@ def keep_order(slots, running, n):
         running[at] = slot
 
 
-@kernel
+@lean_kernel
 def retract(scalars, floats, nodes, table, heap, slots, lists, static, rows, completed):
     """Drops requests with fewest outputs, then longest prompt, until the others fit; they wait again. A last one that
     does not fit alone is aborted. Sets the new-token ratio."""

@@ -30,10 +30,10 @@ from prefixsim.engines.sglang.state import (
     S_TLRU_THRESHOLD,
     SLRU,
 )
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 
 
-@kernel
+@lean_kernel
 def leaf_key(scalars, nodes, node):
     """First part of a leaf's eviction key; the second is its access time."""
     policy = scalars[S_POLICY]
@@ -57,7 +57,7 @@ def leaf_key(scalars, nodes, node):
     return -1 if before >= budget else 0
 
 
-@kernel
+@lean_kernel
 def sift_up(nodes, heap, at, key, access, node):
     """Moves a hole up until (key, access) fits, and fills it."""
     while at > 0:
@@ -75,7 +75,7 @@ def sift_up(nodes, heap, at, key, access, node):
     nodes[node, N_HEAP] = at
 
 
-@kernel
+@lean_kernel
 def sift_down(nodes, heap, size, at, key, access, node):
     """Moves a hole down until (key, access) fits, and fills it."""
     while True:
@@ -100,7 +100,7 @@ def sift_down(nodes, heap, size, at, key, access, node):
     nodes[node, N_HEAP] = at
 
 
-@kernel
+@lean_kernel
 def push_leaf(scalars, nodes, heap, node):
     """A node became an unlocked leaf."""
     at = scalars[S_LEAVES]
@@ -108,7 +108,7 @@ def push_leaf(scalars, nodes, heap, node):
     sift_up(nodes, heap, at, leaf_key(scalars, nodes, node), nodes[node, N_ACCESS], node)
 
 
-@kernel
+@lean_kernel
 def drop_leaf(scalars, nodes, heap, node):
     """A node is no unlocked leaf any more."""
     at = nodes[node, N_HEAP]
@@ -119,14 +119,14 @@ def drop_leaf(scalars, nodes, heap, node):
         place_leaf(nodes, heap, size, at, heap[size, 0], heap[size, 1], heap[size, 2])
 
 
-@kernel
+@lean_kernel
 def move_leaf(scalars, nodes, heap, node):
     """The key of an unlocked leaf may have changed."""
     key = leaf_key(scalars, nodes, node)
     place_leaf(nodes, heap, scalars[S_LEAVES], nodes[node, N_HEAP], key, nodes[node, N_ACCESS], node)
 
 
-@kernel
+@lean_kernel
 def place_leaf(nodes, heap, size, at, key, access, node):
     """Puts a leaf into the hole at `at`, wherever its key belongs."""
     up = (at - 1) >> 2

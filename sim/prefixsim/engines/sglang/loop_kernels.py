@@ -5,16 +5,12 @@ Twin: `reference.Scheduler.run` (golden clock); the timed clock adds step time a
 from __future__ import annotations
 
 from prefixsim.engines.sglang.decode_kernels import decode_pass, merge_last
+from prefixsim.engines.sglang.launch_kernels import launch, note_step
 from prefixsim.engines.sglang.prefill_kernels import prefill_pass
 from prefixsim.engines.sglang.request_kernels import ceil_pages, checkpoint, known_pages, release
 from prefixsim.engines.sglang.state import (
     COMPLETED,
     DONE,
-    F_EVICT_NS,
-    F_HOST_MARK,
-    F_INSERT_NS,
-    F_MATCH_NS,
-    F_SPLIT_NS,
     FIRST_AWARE,
     GROW_COMMITS,
     GROW_GAPS,
@@ -60,14 +56,10 @@ from prefixsim.engines.sglang.state import (
     S_DIRTY,
     S_DISABLED,
     S_EVICTABLE,
-    S_EVICTED,
     S_FINISHED,
     S_FREE_SLOT,
+    S_FULL,
     S_GAPS,
-    S_GPU_FREE,
-    S_HOST_COSTS,
-    S_HOST_EXTRA_NS,
-    S_HOST_NS,
     S_KEEP_COMMITS,
     S_LAST,
     S_LAST_END,
@@ -75,6 +67,7 @@ from prefixsim.engines.sglang.state import (
     S_LAST_PREFILL_INPUT,
     S_LOOKUP_TOKENS,
     S_MAX_INPUT,
+    S_MAX_RUNNING,
     S_MAX_RUNS,
     S_NEXT_SLOT,
     S_NODES,
@@ -84,7 +77,6 @@ from prefixsim.engines.sglang.state import (
     S_OVERLAP,
     S_PAGE,
     S_PAGES,
-    S_PEAK_USED,
     S_PENDING,
     S_PENDING_END,
     S_PENDING_PREFILL,
@@ -96,7 +88,6 @@ from prefixsim.engines.sglang.state import (
     S_PROCESSED_TOKENS,
     S_REFUSED,
     S_REJECTED,
-    S_RETRACTIONS,
     S_RUNNING,
     S_SCHEDULE,
     S_SEEN_ADMITTED,
@@ -104,14 +95,10 @@ from prefixsim.engines.sglang.state import (
     S_SEEN_USED,
     S_SEEN_WAITING,
     S_SINGLE_STEP,
+    S_STEADY,
     S_STEP_CLOCK,
     S_STEPS,
     S_TIMELINE,
-    S_TIMELINE_STRIDE,
-    S_W_EVICT,
-    S_W_INSERT,
-    S_W_MATCH,
-    S_W_SPLIT,
     S_WAIT_HEAD,
     S_WAIT_TAIL,
     SLOT_COLUMNS,
@@ -123,9 +110,10 @@ from prefixsim.engines.sglang.state import (
     WAITING_MATCH_MAX,
     X_CHUNKS,
 )
+from prefixsim.engines.sglang.steady_kernels import steady_steps
 from prefixsim.engines.sglang.tree_kernels import make_room
-from prefixsim.hardware.step_kernels import prefill_item, step_ns
-from prefixsim.jit import kernel
+from prefixsim.hardware.step_kernels import prefill_item
+from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     REQ_ADMITTED_NS,
     REQ_CACHED_TOKENS,
@@ -141,22 +129,14 @@ from prefixsim.records import (
     STATUS_REJECTED,
     STATUS_RUNNING,
     STATUS_WAITING,
-    TL_CACHED_TOKENS,
     TL_END_NS,
-    TL_EVICTED_TOKENS,
-    TL_FINISHED,
-    TL_KV_USED_TOKENS,
-    TL_LOOKUP_TOKENS,
-    TL_PREEMPTIONS,
     TL_PREFILL_TOKENS,
-    TL_RUNNING,
     TL_SCHEDULED_TOKENS,
     TL_START_NS,
-    TL_WAITING,
 )
 
 
-@kernel
+@lean_kernel
 def room_for_step(scalars, nodes, slots, lists, timeline, gaps, commits):
     """DONE, or which arena must grow before another iteration is safe."""
     waiting = scalars[S_WAIT_TAIL] - scalars[S_WAIT_HEAD]
@@ -181,7 +161,7 @@ def room_for_step(scalars, nodes, slots, lists, timeline, gaps, commits):
     return DONE
 
 
-@kernel
+@lean_kernel
 def take_arrivals(scalars, slots, lists, static, rows, arrivals, completed):
     """Moves requests that have arrived into the waiting queue. False: no slot is free."""
     now = scalars[S_NOW]
@@ -219,7 +199,7 @@ def take_arrivals(scalars, slots, lists, static, rows, arrivals, completed):
     return True
 
 
-@kernel
+@lean_kernel
 def refuse(scalars, static, rows, completed, request, now):
     """A request that will never be served; whoever waits for it is told."""
     rows[request, REQ_STATUS] = STATUS_REJECTED
@@ -227,7 +207,7 @@ def refuse(scalars, static, rows, completed, request, now):
     tell(scalars, static, completed, request, now)
 
 
-@kernel
+@lean_kernel
 def tell(scalars, static, completed, request, at):
     """Notes a completion somebody waits for."""
     if static[request, W_AWAITED] == 1:
@@ -236,37 +216,7 @@ def tell(scalars, static, completed, request, at):
         scalars[S_COMPLETED] += 1
 
 
-@kernel
-def launch(scalars, floats, coef, gemm_us, lm_head_us, tokens, prefills, work, longest, decodes, kv_tokens, sampled):
-    """Starts a step on the GPU: (start, end) in ns, host work since the last one included."""
-    now = scalars[S_NOW]
-    if scalars[S_STEP_CLOCK] > 0:
-        return now, now + scalars[S_STEP_CLOCK]
-    gpu = step_ns(coef, gemm_us, lm_head_us, tokens, prefills, work, longest, decodes, kv_tokens, sampled)
-    host = 0
-    if scalars[S_HOST_COSTS] == 1:
-        total = (
-            scalars[S_W_MATCH] * floats[F_MATCH_NS]
-            + scalars[S_W_INSERT] * floats[F_INSERT_NS]
-            + scalars[S_W_SPLIT] * floats[F_SPLIT_NS]
-            + scalars[S_W_EVICT] * floats[F_EVICT_NS]
-        )
-        host = int(total) - int(floats[F_HOST_MARK])
-        floats[F_HOST_MARK] = total
-        scalars[S_HOST_NS] += host
-    if scalars[S_OVERLAP] == 1:
-        start = max(now, scalars[S_GPU_FREE])
-        scalars[S_HOST_EXTRA_NS] += max(0, host - gpu)
-        end = start + max(gpu, host)
-    else:
-        start = now + host
-        scalars[S_HOST_EXTRA_NS] += host
-        end = start + gpu
-    scalars[S_GPU_FREE] = end
-    return start, end
-
-
-@kernel
+@lean_kernel
 def start_prefill(
     scalars, floats, nodes, table, heap, run_offset, run_end, heads, marks, slots, lists, static, rows, extra, coef,
     gemm_us, lm_head_us, n, row,
@@ -334,7 +284,7 @@ def start_prefill(
     return True
 
 
-@kernel
+@lean_kernel
 def admitted_now(scalars, run_offset, run_end, heads, marks, slots, slot, rows, now):
     """Records of an admission: everything at the first, recomputed tokens at later ones."""
     request = slots[slot, R_REQUEST]
@@ -355,7 +305,7 @@ def admitted_now(scalars, run_offset, run_end, heads, marks, slots, slot, rows, 
     scalars[S_CACHED_TOKENS] += slots[slot, R_PREFIX]
 
 
-@kernel
+@lean_kernel
 def process(
     scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, results, n, prefill,
     static, rows, gaps, completed, at,
@@ -418,28 +368,7 @@ def process(
     scalars[S_LAST_END] = at
 
 
-@kernel
-def note_step(scalars, timeline, row):
-    """Timeline row of a step, every stride-th."""
-    used = (scalars[S_PAGES] - scalars[S_AVAILABLE] - scalars[S_EVICTABLE]) * scalars[S_PAGE]
-    scalars[S_PEAK_USED] = max(scalars[S_PEAK_USED], used)
-    if scalars[S_BATCHES] % scalars[S_TIMELINE_STRIDE] == 0:
-        at = scalars[S_TIMELINE]
-        row[TL_RUNNING] = scalars[S_ADMITTED]
-        row[TL_WAITING] = scalars[S_WAIT_TAIL] - scalars[S_WAIT_HEAD]
-        row[TL_KV_USED_TOKENS] = used
-        row[TL_EVICTED_TOKENS] = scalars[S_EVICTED] * scalars[S_PAGE]
-        row[TL_PREEMPTIONS] = scalars[S_RETRACTIONS]
-        row[TL_LOOKUP_TOKENS] = scalars[S_LOOKUP_TOKENS]
-        row[TL_CACHED_TOKENS] = scalars[S_CACHED_TOKENS]
-        row[TL_FINISHED] = scalars[S_FINISHED]
-        for c in range(row.shape[0]):
-            timeline[at, c] = row[c]
-        scalars[S_TIMELINE] = at + 1
-    scalars[S_BATCHES] += 1
-
-
-@kernel
+@lean_kernel
 def advance(
     scalars, floats, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, lists, ratio,
     seen, weights, static, rows, extra, arrivals, coef, gemm_us, lm_head_us, timeline, gaps, completed, budget, left,
@@ -474,6 +403,16 @@ def advance(
         waiting = scalars[S_WAIT_TAIL] - scalars[S_WAIT_HEAD]
         if busy == 0 and waiting == 0 and scalars[S_CHUNKED] == NIL:
             continue  # all that arrived was refused
+        if (
+            scalars[S_STEADY] == 1
+            and scalars[S_SINGLE_STEP] == 0
+            and (waiting == 0 or scalars[S_FULL] == 1 or scalars[S_RUNNING] >= scalars[S_MAX_RUNNING])
+            and steady_steps(
+                scalars, floats, nodes, table, heap, slots, lists, arrivals, coef, gemm_us, lm_head_us, timeline, gaps,
+                row, until,
+            ) > 0
+        ):  # fmt: skip
+            continue
         if not iterate(
             scalars, floats, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, lists,
             ratio, seen, weights, static, rows, extra, coef, gemm_us, lm_head_us, timeline, gaps, completed, budget,
@@ -487,13 +426,16 @@ def advance(
             return DONE
 
 
-@kernel
+@lean_kernel
 def iterate(
     scalars, floats, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, lists, ratio,
     seen, weights, static, rows, extra, coef, gemm_us, lm_head_us, timeline, gaps, completed, budget, left, row,
 ):  # fmt: skip
     """One iteration. False: the engine would stop for want of memory."""
     unit = scalars[S_STEP_CLOCK]
+    was_running = scalars[S_RUNNING] if scalars[S_LAST] == 0 else NIL
+    was_pending = scalars[S_PENDING] if scalars[S_PENDING_PREFILL] == 0 else NIL
+    scalars[S_STEADY] = 0
     chunked = scalars[S_CHUNKED]
     if chunked != NIL and slots[chunked, R_EXTEND_END] > slots[chunked, R_PREFIX]:
         checkpoint(
@@ -547,6 +489,8 @@ def iterate(
             prefill, static, rows, gaps, completed, end,
         )  # fmt: skip
         scalars[S_NOW] = max(end, scalars[S_NOW] + unit)
+        if not prefill and n > 0 and scalars[S_DIRTY] == 0:
+            scalars[S_STEADY] = 1
         return True
     before = scalars[S_PENDING]
     if before > 0:
@@ -563,4 +507,6 @@ def iterate(
     scalars[S_PENDING] = n
     scalars[S_PENDING_PREFILL] = 1 if prefill else 0
     scalars[S_PENDING_END] = end
+    if not prefill and n > 0 and n == was_running and n == was_pending and scalars[S_DIRTY] == 0:
+        scalars[S_STEADY] = 1
     return True

@@ -42,20 +42,20 @@ from prefixsim.engines.sglang.state import (
 )
 from prefixsim.engines.sglang.tree_kernels import lock, unlock
 from prefixsim.engines.sglang.waiting_kernels import look_up, order_waiting
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 
 # budget float64 (3,) and left int64 (3,) hold what one pass may still admit
 B_RESERVED, N_BUDGET = range(2)
 A_NOW, A_INPUT, A_CHUNK, N_LEFT = range(4)
 
 
-@kernel
+@lean_kernel
 def remaining(scalars, reserved):
     """Pool tokens not spoken for."""
     return (scalars[S_AVAILABLE] + scalars[S_EVICTABLE]) * scalars[S_PAGE] - reserved
 
 
-@kernel
+@lean_kernel
 def verdict_of(scalars, budget, left):
     """CONTINUE, NO_TOKEN or OTHER for the next candidate."""
     if remaining(scalars, budget[B_RESERVED]) <= 0.0 or remaining(scalars, left[A_NOW]) <= 0:
@@ -65,7 +65,7 @@ def verdict_of(scalars, budget, left):
     return CONTINUE
 
 
-@kernel
+@lean_kernel
 def charge(scalars, budget, left, tokens, max_new):
     """Books one admitted prefill."""
     page = scalars[S_PAGE]
@@ -76,7 +76,7 @@ def charge(scalars, budget, left, tokens, max_new):
     left[A_CHUNK] -= paged
 
 
-@kernel
+@lean_kernel
 def shorter_waiting(scalars, slots, waiting, n, room, tokens_left):
     """shortest-prefill-first: chunk budget kept back for waiting requests shorter than what is left of the chunked one;
     0 where none. Twin: none, the golden loop has no such limit."""
@@ -94,7 +94,7 @@ def shorter_waiting(scalars, slots, waiting, n, room, tokens_left):
     return kept
 
 
-@kernel
+@lean_kernel
 def continue_chunk(scalars, slots, budget, left, slot, limit):
     """The next chunk of the request being chunked; it stays the chunked one while more is left."""
     room = min(left[A_CHUNK], int(remaining(scalars, budget[B_RESERVED])))
@@ -112,7 +112,7 @@ def continue_chunk(scalars, slots, budget, left, slot, limit):
         scalars[S_CHUNKED] = NIL
 
 
-@kernel
+@lean_kernel
 def admit(scalars, nodes, heap, slots, budget, left, slot, n_batch):
     """Tries to admit a looked-up request: (whether, is it a chunk, what the pass should do next)."""
     page = scalars[S_PAGE]
@@ -145,7 +145,7 @@ def admit(scalars, nodes, heap, slots, budget, left, slot, n_batch):
     return True, chunked, verdict_of(scalars, budget, left)
 
 
-@kernel
+@lean_kernel
 def prefill_pass(
     scalars, floats, nodes, table, heap, run_offset, run_start, run_end, slots, lists, ratio, seen, weights, static,
     budget, left,
@@ -180,7 +180,7 @@ def prefill_pass(
         lists[L_BATCH, 0] = chunked
         count = 1
     new_chunked = NIL
-    for i in range(n):
+    for _ in range(n):
         if verdict_of(scalars, budget, left) == OTHER:
             break
         if count >= scalars[S_MAX_RUNNING] - n_running:

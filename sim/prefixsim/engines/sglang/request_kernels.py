@@ -44,7 +44,7 @@ from prefixsim.engines.sglang.state import (
     X_EVICTED,
 )
 from prefixsim.engines.sglang.tree_kernels import insert, lock, make_room, mark_prompt, match, settle, unlock
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     REQ_CACHED_TOKENS,
     REQ_DEVICE_TOKENS,
@@ -60,13 +60,13 @@ from prefixsim.records import (
 # (first chain id, how many, when) of every growth of a mark.
 
 
-@kernel
+@lean_kernel
 def ceil_pages(tokens, page):
     """Pages that hold so many tokens."""
     return (tokens + page - 1) // page
 
 
-@kernel
+@lean_kernel
 def known_pages(run_offset, run_end, heads, marks, row, n):
     """Of a row's first n pages, how many were ever inserted here (a prefix)."""
     known = 0
@@ -83,7 +83,7 @@ def known_pages(run_offset, run_end, heads, marks, row, n):
     return known
 
 
-@kernel
+@lean_kernel
 def note_inserted(scalars, run_offset, run_start, run_end, heads, marks, commits, row, n):
     """Remembers that a row's first n pages were inserted. What is marked is closed under prefixes, so the walk from the
     deep end stops at the first run that is marked far enough."""
@@ -107,7 +107,7 @@ def note_inserted(scalars, run_offset, run_start, run_end, heads, marks, commits
         run -= 1
 
 
-@kernel
+@lean_kernel
 def checkpoint(
     scalars,
     nodes,
@@ -151,7 +151,7 @@ def checkpoint(
         note_inserted(scalars, run_offset, run_start, run_end, heads, marks, commits, row, n)
 
 
-@kernel
+@lean_kernel
 def release(
     scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, slot, priority, keep
 ):
@@ -170,7 +170,7 @@ def release(
     slots[slot, R_LOCK] = ROOT
 
 
-@kernel
+@lean_kernel
 def start_alone(
     scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, slot, static, rows, extra
 ):
@@ -223,7 +223,7 @@ def start_alone(
     return 1
 
 
-@kernel
+@lean_kernel
 def finish_alone(
     scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, slot, static, rows, extra
 ):
@@ -266,7 +266,7 @@ def finish_alone(
     return True
 
 
-@kernel
+@lean_kernel
 def run_window(
     scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, lists, static, rows,
     extra, order, width, alone,
@@ -330,7 +330,7 @@ def run_window(
     return DONE
 
 
-@kernel
+@lean_kernel
 def end_first(
     scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, running, static, rows,
     extra, alone,

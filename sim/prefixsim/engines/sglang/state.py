@@ -114,8 +114,9 @@ ROOT = 0
     S_SEEN_ADMITTED,
     S_SEEN_WAITING,
     S_SEEN_USED,
+    S_STEADY,  # 1: the last iteration decoded exactly the running batch and nobody ended
     N_SCALARS,
-) = range(90)
+) = range(91)
 
 (
     F_RATIO,

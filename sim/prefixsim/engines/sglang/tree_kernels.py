@@ -50,17 +50,17 @@ from prefixsim.engines.sglang.state import (
     TICK,
     TLRU,
 )
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 
 
-@kernel
+@lean_kernel
 def table_home(table, chain):
     """Slot where a chain id would like to be."""
     h = ((chain ^ (chain >> 29)) & 0x7FFFFFFF) * 0x9E3779B1
     return (h >> 15) & (table.shape[0] - 1)
 
 
-@kernel
+@lean_kernel
 def table_find(table, chain):
     """Node whose segment begins with this chain id, or NIL."""
     mask = table.shape[0] - 1
@@ -72,7 +72,7 @@ def table_find(table, chain):
     return NIL
 
 
-@kernel
+@lean_kernel
 def table_set(table, chain, node):
     """Adds a chain id, or gives it another node."""
     mask = table.shape[0] - 1
@@ -83,7 +83,7 @@ def table_set(table, chain, node):
     table[at, 1] = node
 
 
-@kernel
+@lean_kernel
 def table_drop(table, chain):
     """Removes a chain id that is there; entries behind it move up, so no tombstones pile up."""
     mask = table.shape[0] - 1
@@ -103,7 +103,7 @@ def table_drop(table, chain):
     table[hole, 1] = NIL
 
 
-@kernel
+@lean_kernel
 def new_node(scalars, nodes):
     """A node from the free list. The caller has made sure there is one."""
     node = scalars[S_FREE_NODE]
@@ -117,14 +117,14 @@ def new_node(scalars, nodes):
     return node
 
 
-@kernel
+@lean_kernel
 def chain_at(run_start, run_end, base, run, page):
     """Chain id of a page of a row whose runs begin at `base`; `run` holds the page."""
     before = run_end[run - 1] if run > base else 0
     return run_start[run] + page - before
 
 
-@kernel
+@lean_kernel
 def runs_through(nodes, run_start, run_end, base, last, node, n):
     """Whether a row (runs base..last-1, n pages of it) has a node's whole segment, its first page being shared."""
     run = base + nodes[node, N_RUN]
@@ -132,7 +132,7 @@ def runs_through(nodes, run_start, run_end, base, last, node, n):
     return end <= n and run < last and run_start[run] == nodes[node, N_LAST_START] and run_end[run] >= end
 
 
-@kernel
+@lean_kernel
 def parting(nodes, run_offset, run_start, run_end, base, run, node, n):
     """Where a row leaves a node's segment: (first page not shared or n, run that holds the page before).
 
@@ -152,7 +152,7 @@ def parting(nodes, run_offset, run_start, run_end, base, run, node, n):
         other += 1
 
 
-@kernel
+@lean_kernel
 def split(scalars, nodes, table, heap, run_offset, run_start, run_end, child, page, run):
     """Cuts a node at `page` (inside it): a new upper node takes its place, the old number stays the lower part.
 
@@ -187,7 +187,7 @@ def split(scalars, nodes, table, heap, run_offset, run_start, run_end, child, pa
     return upper
 
 
-@kernel
+@lean_kernel
 def match(scalars, nodes, table, heap, run_offset, run_start, run_end, row, n):
     """Longest resident prefix of the first n pages of a row: the node it ends on (its N_END are the pages matched).
 
@@ -225,7 +225,7 @@ def match(scalars, nodes, table, heap, run_offset, run_start, run_end, row, n):
     return node
 
 
-@kernel
+@lean_kernel
 def peek(nodes, table, run_offset, run_start, run_end, row, n):
     """Pages `match` would find, changing nothing."""
     at = 0
@@ -245,7 +245,7 @@ def peek(nodes, table, run_offset, run_start, run_end, row, n):
     return at
 
 
-@kernel
+@lean_kernel
 def use(scalars, nodes, node, priority, counted):
     """Refreshes a node and its ancestors, root first; raises priorities; counts a hit where a node ends beyond `counted`."""
     depth = 0
@@ -266,7 +266,7 @@ def use(scalars, nodes, node, priority, counted):
         up = nodes[up, N_PARENT]
 
 
-@kernel
+@lean_kernel
 def insert(scalars, nodes, table, heap, run_offset, run_start, run_end, start, row, n, priority, counted):
     """Makes the first n pages of a row resident: (pages that already were, the node it ends on).
 
@@ -304,7 +304,7 @@ def insert(scalars, nodes, table, heap, run_offset, run_start, run_end, start, r
     return matched, node
 
 
-@kernel
+@lean_kernel
 def add_leaf(scalars, nodes, table, heap, run_start, run_end, parent, base, run, row, at, n, priority, hit):
     """A new leaf for pages at..n-1 of a row; `run` holds page `at`. Not in the heap yet."""
     scalars[S_W_INSERT] += 1
@@ -344,7 +344,7 @@ def add_leaf(scalars, nodes, table, heap, run_start, run_end, parent, base, run,
     return leaf
 
 
-@kernel
+@lean_kernel
 def mark_prompt(scalars, nodes, table, heap, run_offset, run_start, run_end, node, page, priority):
     """Uses the path again as far as `page` (where the prompt ends, above the end of `node`), cutting a node there."""
     while nodes[nodes[node, N_PARENT], N_END] >= page:
@@ -362,7 +362,7 @@ def mark_prompt(scalars, nodes, table, heap, run_offset, run_start, run_end, nod
     nodes[upper, N_PRIORITY] = max(nodes[upper, N_PRIORITY], priority)
 
 
-@kernel
+@lean_kernel
 def settle(scalars, nodes, heap, node):
     """Brings the heap up to date with a node: in it exactly when it is an unlocked leaf, with its present key."""
     if node == ROOT:
@@ -377,7 +377,7 @@ def settle(scalars, nodes, heap, node):
         drop_leaf(scalars, nodes, heap, node)
 
 
-@kernel
+@lean_kernel
 def lock(scalars, nodes, heap, node, above):
     """Protects a node and its ancestors below `above` (an ancestor already locked by the same request, or the root)."""
     while node != above:
@@ -391,7 +391,7 @@ def lock(scalars, nodes, heap, node, above):
         node = nodes[node, N_PARENT]
 
 
-@kernel
+@lean_kernel
 def unlock(scalars, nodes, heap, node):
     """Reverses `lock(node, ROOT)`."""
     while node != ROOT:
@@ -405,7 +405,7 @@ def unlock(scalars, nodes, heap, node):
         node = nodes[node, N_PARENT]
 
 
-@kernel
+@lean_kernel
 def make_room(scalars, nodes, table, heap, pages):
     """Evicts whole leaves, best victim first, until `pages` are free or no unlocked leaf is left."""
     if scalars[S_AVAILABLE] >= pages:
@@ -435,7 +435,7 @@ def make_room(scalars, nodes, table, heap, pages):
             merge(scalars, nodes, table, heap, parent)
 
 
-@kernel
+@lean_kernel
 def merge(scalars, nodes, table, heap, parent):
     """What-if: a node with one child becomes one node with it, unless some request is locked at the node itself."""
     child = nodes[parent, N_CHILD_SUM]
@@ -461,7 +461,7 @@ def merge(scalars, nodes, table, heap, parent):
         move_leaf(scalars, nodes, heap, child)
 
 
-@kernel
+@lean_kernel
 def table_refill(old, table):
     """Moves the entries of a table into a larger, empty one."""
     for at in range(old.shape[0]):

@@ -50,10 +50,10 @@ from prefixsim.engines.sglang.state import (
     WAITING_MATCH_MAX,
 )
 from prefixsim.engines.sglang.tree_kernels import match
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 
 
-@kernel
+@lean_kernel
 def comes_first(a, b, ratio, key1, key2):
     """Whether item b must stand before item a (strictly smaller keys)."""
     if ratio[b] != ratio[a]:
@@ -63,7 +63,7 @@ def comes_first(a, b, ratio, key1, key2):
     return key2[b] < key2[a]
 
 
-@kernel
+@lean_kernel
 def stable_sort(order, temp, ratio, key1, key2, n):
     """Sorts order[:n] by (ratio, key1, key2) of its items, equal ones as they stood. Linear where already sorted."""
     width = 1
@@ -86,7 +86,7 @@ def stable_sort(order, temp, ratio, key1, key2, n):
         width *= 2
 
 
-@kernel
+@lean_kernel
 def look_up(scalars, nodes, table, heap, run_offset, run_start, run_end, slots, slot, tokens):
     """Matches the first `tokens` tokens of a request and adopts the hit."""
     page = scalars[S_PAGE]
@@ -99,7 +99,7 @@ def look_up(scalars, nodes, table, heap, run_offset, run_start, run_end, slots, 
     slots[slot, R_MATCHED] = min(slots[slot, R_PREFIX], slots[slot, R_PROMPT] + slots[slot, R_MADE] - 1)
 
 
-@kernel
+@lean_kernel
 def order_waiting(
     scalars, nodes, table, heap, run_offset, run_start, run_end, slots, lists, ratio, seen, weights, static
 ):
@@ -157,7 +157,7 @@ def order_waiting(
                 match(scalars, nodes, table, heap, run_offset, run_start, run_end, slots[slot, R_REQUEST], pages)
 
 
-@kernel
+@lean_kernel
 def rank_aware(scalars, slots, static, slot, i, policy, ratio, key1, key2):
     """Sort keys of lpm, shortest-prefill-first and hrrn; ratio[i] is infinite for what goes last."""
     last = ratio[i] > 0.0
@@ -179,7 +179,7 @@ def rank_aware(scalars, slots, static, slot, i, policy, ratio, key1, key2):
         key2[i] = slots[slot, R_ENTRY]
 
 
-@kernel
+@lean_kernel
 def apply_order(waiting, order, temp, n):
     """Puts the queue into the order found."""
     for i in range(n):
@@ -188,7 +188,7 @@ def apply_order(waiting, order, temp, n):
         waiting[i] = temp[i]
 
 
-@kernel
+@lean_kernel
 def dfs_order(nodes, slots, waiting, order, temp, key1, key2, ratio, weights, n):
     """dfs-weight: depth first through the nodes that waiting requests end on, heavier subtrees first, older ones among
     equals, a node's own requests after those below it.
@@ -235,7 +235,7 @@ def dfs_order(nodes, slots, waiting, order, temp, key1, key2, ratio, weights, n)
             up = nodes[up, N_PARENT]
 
 
-@kernel
+@lean_kernel
 def link_path(nodes, weights, node):
     """Lists a node and its ancestors as marked children of their parents, each once, heavier first, older among equals."""
     while node != ROOT and (weights[node, 2] & 1) == 0:
@@ -256,7 +256,7 @@ def link_path(nodes, weights, node):
         node = parent
 
 
-@kernel
+@lean_kernel
 def heaviest(nodes, weights, node):
     """The first marked child not visited yet, which is taken off the list; NIL when there is none."""
     child = weights[node, 1] - 1
