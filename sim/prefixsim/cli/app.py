@@ -12,6 +12,8 @@ import typer
 import prefixsim.cli
 from prefixsim.errors import EXIT_COULD_NOT_RUN, PrefixsimError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="prefixsim",
     help="Simulate LLM prefix caching: vLLM's hash blocks and SGLang's radix tree on modelled GPUs.",
@@ -50,6 +52,10 @@ def run_app() -> None:
         app()
     except PrefixsimError as exc:
         _fail(exc, f"error: {exc}", exc.exit_code)
+    except SystemExit as exc:
+        if exc.code == INTERRUPTED:  # typer has turned Ctrl-C into it
+            _fail(exc, "interrupted; finished results are kept")
+        raise
     except KeyboardInterrupt as exc:
         _fail(exc, "interrupted; finished results are kept")
     except MemoryError as exc:
