@@ -3,11 +3,17 @@ reader, order of arrival, max_requests, time_scale, spread_arrivals, delay cap, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from prefixsim.errors import Problem, TraceError
-from prefixsim.scenario.workload import Trace, TraceWorkload, WorkloadSpec
+from pydantic import ValidationError
+
+from prefixsim.errors import InputError, Problem, TraceError, nearest
+from prefixsim.scenario.arrivals import Arrivals
+from prefixsim.scenario.load import parse_override
+from prefixsim.scenario.workload import Sharing, Trace, TraceWorkload, WorkloadSpec
 from prefixsim.workload import edit
 from prefixsim.workload.table import Decision, Workload
 
@@ -42,6 +48,44 @@ def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Wor
         return _apply(w, options, seed)
     except OverflowError as exc:
         raise TraceError(Problem(str(exc), file=str(path))) from None
+
+
+def trace_options(
+    path: str, *, format: str | None = None, block_size: int | None = None, settings: Sequence[str] = ()
+) -> Trace:
+    """A `Trace` section from command-line words; `settings` are KEY=VALUE with keys of the section ("sharing.families=8").
+
+    Raises InputError naming the key, what was found, and the nearest key.
+    """
+    data: dict[str, Any] = {"path": path}
+    if format is not None:
+        data["format"] = format
+    if block_size is not None:
+        data["block_size"] = block_size
+    for setting in settings:
+        key, value = parse_override(setting)
+        place = data
+        *above, last = key.split(".")
+        for part in above:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise InputError(f"--set {key}: {part} is not a group of keys")
+        place[last] = value
+    try:
+        return Trace.model_validate(data)
+    except ValidationError as exc:
+        lines = []
+        for fault in exc.errors(include_url=False):
+            key = ".".join(str(p) for p in fault["loc"])
+            if fault["type"] == "extra_forbidden":
+                lines.append(
+                    f"--set {key}: unknown key{nearest(str(fault['loc'][-1]), {**Trace.model_fields, **Sharing.model_fields, **Arrivals.model_fields})}"
+                )
+            else:
+                lines.append(
+                    f"--set {key}: {fault['msg'].removeprefix('Value error, ')}, found {fault.get('input')!r:.60}"
+                )
+        raise InputError("\n".join(lines)) from None
 
 
 def _apply(w: Workload, options: Trace, seed: int) -> Workload:

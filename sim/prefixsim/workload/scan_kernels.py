@@ -255,6 +255,7 @@ def scan_lines(
             p = q + 1
         else:
             before = n_values
+            strange = unknown[0]
             if data[q] == _OPEN_BRACE:
                 status[row], n_values, q, largest = _scan_row(
                     data,
@@ -275,6 +276,7 @@ def scan_lines(
                 status[row] = ROW_SLOW
             if status[row] != ROW_OK:
                 n_values = before
+                unknown[0] = strange
             while data[q] != _NEWLINE:
                 q += 1
             p = q + 1
