@@ -264,8 +264,11 @@ def replay_scheduler(
             scheduled = sum(batch.tokens.values())
             in_flight.append(batch)
             steps.append([s.step, scheduled, batch.preempted, len(s.running), len(s.waiting), s.cache.pool.free])
-            if s.waiting and not s.running and arrived == len(order) and not any(b.tokens for b in in_flight):
-                break  # a queue that nothing will ever move
+            # A queue that nothing will ever move. (The loop that made the golden cases also ends, synchronously, where the
+            # last running request has just preempted itself.)
+            stuck = bool(s.waiting) and not s.running and not any(b.tokens for b in in_flight)
+            if stuck and arrived == len(order) and (not batch.preempted or depth == 1):
+                break
             if len(in_flight) < depth and (scheduled or s.has_requests()):
                 s.step += 1
                 continue
