@@ -120,7 +120,7 @@ def _read_requests(path: Path, engines: dict[str, EngineData], run: RunFolder) -
     optional = ("turn", "group", "replica", "released_s", "first_token_s", "finish_s")
     for chunk in read_chunks(path, REQUEST_NUMBERS, REQUEST_TEXTS, optional):
         for name, data in engines.items():
-            mine = np.array([e == name for e in chunk.texts["engine"]], dtype=bool)
+            mine = chunk.where("engine", (name,))
             if mine.any():
                 _add_requests(data, chunk, mine)
 
@@ -129,16 +129,17 @@ def _add_requests(data: EngineData, chunk: Chunk, mine: np.ndarray[Any, Any]) ->
     def column(name: str) -> F64:
         return chunk.numbers[name][mine] if name in chunk.numbers else np.full(int(mine.sum()), np.nan)
 
-    finished = np.array([s in FINISHED for s in chunk.texts["status"]], dtype=bool)[mine]
+    finished = chunk.where("status", FINISHED)[mine]
     released, first, finish = column("released_s"), column("first_token_s"), column("finish_s")
     ok = finished & (released >= 0)
     replica = column("replica")
     data.latency["ttft"].add((first - released)[ok & (first >= 0)])
     data.latency["e2e"].add((finish - released)[ok & (finish >= 0)])
     prompt, cached = column("lookup_tokens"), column("cached_tokens")
-    admitted = (prompt > 0) & np.array([s not in REJECTED for s in chunk.texts["status"]], dtype=bool)[mine]
+    admitted = (prompt > 0) & ~chunk.where("status", REJECTED)[mine]
     if "group" in chunk.texts:
-        labels = np.array([clean(g, 120) for g, m in zip(chunk.texts["group"], mine, strict=True) if m])
+        names, codes = chunk.coded("group")
+        labels = np.array([clean(name, 120) for name in names])[codes[mine]]
         _sum_by(data.groups, labels, admitted, prompt, cached, GROUPS)
     turn = column("turn")
     known = admitted & (turn >= 0)
@@ -173,7 +174,7 @@ def _sum_by(sums: dict[Any, Sums], labels: Any, where: Any, prompt: F64, cached:
 def _read_gaps(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     for chunk in read_chunks(path, ("gap_s", "count"), ("engine",)):
         for name, data in engines.items():
-            mine = np.array([e == name for e in chunk.texts["engine"]], dtype=bool)
+            mine = chunk.where("engine", (name,))
             data.latency["itl"].add(chunk.numbers["gap_s"][mine], chunk.numbers["count"][mine])
 
 
@@ -212,7 +213,7 @@ def _steps(path: Path, engines: dict[str, EngineData]) -> Iterator[tuple[str, F6
     for chunk in read_chunks(path, STEP_NUMBERS, ("engine",)):
         table = np.column_stack([chunk.numbers[name] for name in STEP_NUMBERS])
         for name in engines:
-            mine = np.array([e == name for e in chunk.texts["engine"]], dtype=bool)
+            mine = chunk.where("engine", (name,))
             good = mine & np.isfinite(table).all(axis=1)
             if good.any():
                 yield name, table[good]

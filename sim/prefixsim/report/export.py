@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prefixsim.errors import InputError, MissingExtraError, OutputError, nearest
 from prefixsim.report.chrome_trace import chrome_trace
 from prefixsim.report.folder import RunFolder
@@ -108,7 +106,7 @@ def _rows(run: RunFolder, table: str, engines: Sequence[str]) -> tuple[list[str]
 def _only(chunk: Chunk, engines: Sequence[str]) -> Chunk:
     if "engine" not in chunk.texts:
         return chunk
-    keep = np.array([e in engines for e in chunk.texts["engine"]], dtype=bool)
+    keep = chunk.where("engine", engines)
     texts = {k: [t for t, good in zip(v, keep, strict=True) if good] for k, v in chunk.texts.items()}
     return Chunk(int(keep.sum()), {k: v[keep] for k, v in chunk.numbers.items()}, texts)
 

@@ -173,7 +173,7 @@ def histograms(
     gaps = find_table(run.path, "gaps")
     for chunk in read_chunks(gaps, ("gap_s", "count"), ("engine",)) if gaps else ():
         for name in names:
-            mine = np.array([e == name for e in chunk.texts["engine"]], dtype=bool)
+            mine = chunk.where("engine", (name,))
             out[name, "itl"].add(chunk.numbers["gap_s"][mine], chunk.numbers["count"][mine])
     return out
 
@@ -182,9 +182,9 @@ def _latencies(run: RunFolder, names: Iterable[str]) -> Iterator[tuple[str, F64,
     """(engine, TTFT, when it was known, E2E, when it was known) of finished requests, chunk by chunk."""
     path = find_table(run.path, "requests")
     for chunk in read_chunks(path, ("released_s", "first_token_s", "finish_s"), ("engine", "status")) if path else ():
-        done = np.array([s in FINISHED for s in chunk.texts["status"]], dtype=bool)
+        done = chunk.where("status", FINISHED)
         for name in names:
-            mine = done & np.array([e == name for e in chunk.texts["engine"]], dtype=bool)
+            mine = done & chunk.where("engine", (name,))
             released, first, finish = (chunk.numbers[c][mine] for c in ("released_s", "first_token_s", "finish_s"))
             yield name, first - released, first, finish - released, finish
 
@@ -221,7 +221,7 @@ def time_series(
     for chunk in read_chunks(path, _COLUMNS, ("engine",)):
         table = np.column_stack([chunk.numbers[c] for c in _COLUMNS])
         for name in engines:
-            mine = np.array([e == name for e in chunk.texts["engine"]], dtype=bool) & np.isfinite(table).all(axis=1)
+            mine = chunk.where("engine", (name,)) & np.isfinite(table).all(axis=1)
             steps[name].append(table[mine])
     tables = {name: np.concatenate(parts) for name, parts in steps.items() if parts}
     end = max((float(t[:, 1].max()) for t in tables.values() if len(t)), default=0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,17 @@ class Chunk:
     rows: int
     numbers: dict[str, F64]
     texts: dict[str, list[str]]
+
+    def coded(self, name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """A text column as its different texts, in order of appearance, and for each row the number of its text."""
+        codes: dict[str, int] = {}
+        numbers = [codes.setdefault(text, len(codes)) for text in self.texts[name]]
+        return list(codes), np.array(numbers, dtype=np.int64)
+
+    def where(self, name: str, texts: Collection[str]) -> npt.NDArray[np.bool_]:
+        """For each row whether its text in a column is one of `texts`."""
+        names, codes = self.coded(name)
+        return np.array([n in texts for n in names], dtype=np.bool_)[codes]
 
 
 def find_table(folder: Path, name: str) -> Path | None:
@@ -71,14 +82,20 @@ def read_chunks(
         for name in number_names:
             if found[name] != name:
                 out[name] = out[name] / NS_PER_S
-        words = {name: [_word(v) for v in columns[found[name]]] for name in text_names}
+        words = {name: _words(columns[found[name]]) for name in text_names}
         yield Chunk(len(next(iter(columns.values()), ())), out, words)
+
+
+def _words(cells: Sequence[Any]) -> list[str]:
+    if isinstance(cells, np.ndarray):
+        cells = cells.tolist()
+    return [v if type(v) is str else _word(v) for v in cells]
 
 
 def _word(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, float | np.floating) and float(value).is_integer():
+    if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "" if value is None else str(value)
 
