@@ -80,29 +80,44 @@ def known_blocks(where, run_offset, run_start, run_end, request, limit):
 
 @kernel
 def touch(state, blocks, where, run_offset, run_start, run_end, request, count):
-    """One more user of the first `count` blocks of a row, all cached; unused ones leave the free queue."""
+    """One more user of the first `count` blocks of a row, all cached; unused ones leave the free queue.
+
+    What was freed together lies together in the queue, tail first: such a stretch is unlinked as one piece.
+    """
     k = 0
+    free = 0
     for j in range(run_offset[request], run_offset[request + 1]):
         end = min(run_end[j], count)
         chain = run_start[j]
         while k < end:
             b = where[chain]
-            if blocks[b, B_REF] == 0:
-                after, before = blocks[b, B_NEXT], blocks[b, B_PREV]
-                blocks[before, B_NEXT] = after
-                blocks[after, B_PREV] = before
-                state[I_FREE] -= 1
-            blocks[b, B_REF] += 1
             chain += 1
             k += 1
+            if blocks[b, B_REF] > 0:
+                blocks[b, B_REF] += 1
+                continue
+            blocks[b, B_REF] = 1
+            free += 1
+            after = blocks[b, B_NEXT]
+            before = blocks[b, B_PREV]
+            while k < end and where[chain] == before:
+                blocks[before, B_REF] = 1
+                free += 1
+                before = blocks[before, B_PREV]
+                chain += 1
+                k += 1
+            blocks[before, B_NEXT] = after
+            blocks[after, B_PREV] = before
         if k >= count:
             break
+    state[I_FREE] -= free
 
 
 @kernel
 def take(state, blocks, where, tail, count):
     """Pops `count` blocks from the front, evicting what they held; links them behind `tail`. Returns the new tail."""
     b = blocks[0, B_NEXT]
+    evicted = 0
     for _ in range(count):
         chain = blocks[b, B_CHAIN]
         if chain >= 0:
@@ -116,41 +131,22 @@ def take(state, blocks, where, tail, count):
                 if where[chain] == b:
                     where[chain] = other
             blocks[b, B_CHAIN] = -1
-            state[I_EVICTED] += 1
+            evicted += 1
         blocks[b, B_REF] = 1
         blocks[b, B_OWN] = tail
         tail = b
         b = blocks[b, B_NEXT]
     blocks[0, B_NEXT] = b
     blocks[b, B_PREV] = 0
+    state[I_EVICTED] += evicted
     state[I_FREE] -= count
     return tail
 
 
 @kernel
-def commit(state, blocks, where, commits, block, chain, now):
-    """A full block becomes findable, behind equal ones that are cached already."""
-    oldest = where[chain]
-    if oldest > 0:
-        newest = blocks[oldest, B_COPY_PREV]
-        blocks[newest, B_COPY_NEXT] = block
-        blocks[oldest, B_COPY_PREV] = block
-        blocks[block, B_COPY_NEXT] = oldest
-        blocks[block, B_COPY_PREV] = newest
-    else:
-        if oldest == NEVER_COMMITTED and state[I_KEEP_COMMITS] != 0:
-            commits[chain] = now
-        where[chain] = block
-        blocks[block, B_COPY_NEXT] = block
-        blocks[block, B_COPY_PREV] = block
-    blocks[block, B_CHAIN] = chain
-
-
-@kernel
-def commit_row(
-    state, blocks, where, commits, run_offset, run_start, run_end, request, run, tail, held, done, upto, now
-):
-    """Commits blocks [done, upto) of a request that holds `held` blocks, the last one being `tail`.
+def commit_row(state, blocks, where, commits, run_offset, run_start, run_end, request, run, tail, held, done, upto, now):
+    """Blocks [done, upto) of a request that holds `held` blocks, the last one being `tail`, become findable; behind equal
+    ones where such are cached already.
 
     run: a run of the row not behind block `done`. Returns the run of block upto - 1. Order within one request does not
     matter: its chains differ from each other.
@@ -162,12 +158,29 @@ def commit_row(
         run += 1
     first = run_offset[request]
     j = run
-    for k in range(upto - 1, done - 1, -1):
-        while j > first and run_end[j - 1] > k:
-            j -= 1
+    k = upto
+    while k > done:
         before = run_end[j - 1] if j > first else 0
-        commit(state, blocks, where, commits, block, run_start[j] + k - before, now)
-        block = blocks[block, B_OWN]
+        chain = run_start[j] + k - before - 1
+        for _ in range(k - max(before, done)):
+            oldest = where[chain]
+            if oldest > 0:
+                newest = blocks[oldest, B_COPY_PREV]
+                blocks[newest, B_COPY_NEXT] = block
+                blocks[oldest, B_COPY_PREV] = block
+                blocks[block, B_COPY_NEXT] = oldest
+                blocks[block, B_COPY_PREV] = newest
+            else:
+                if oldest == NEVER_COMMITTED and state[I_KEEP_COMMITS] != 0:
+                    commits[chain] = now
+                where[chain] = block
+                blocks[block, B_COPY_NEXT] = block
+                blocks[block, B_COPY_PREV] = block
+            blocks[block, B_CHAIN] = chain
+            block = blocks[block, B_OWN]
+            chain -= 1
+        k = before
+        j -= 1
     return run
 
 
@@ -184,11 +197,12 @@ def release(state, blocks, where, run_offset, run_start, run_end, request, hits,
     b = tail
     for _ in range(own):
         following = blocks[b, B_OWN]
-        blocks[b, B_REF] -= 1
-        if blocks[b, B_REF] == 0:
+        left = blocks[b, B_REF] - 1
+        blocks[b, B_REF] = left
+        if left == 0:
             freed += 1
             if split and blocks[b, B_CHAIN] < 0:
-                after = blocks[front, B_NEXT]
+                after = blocks[front, B_NEXT] if front != last else 0
                 blocks[front, B_NEXT] = b
                 blocks[b, B_PREV] = front
                 blocks[b, B_NEXT] = after
@@ -199,8 +213,6 @@ def release(state, blocks, where, run_offset, run_start, run_end, request, hits,
             else:
                 blocks[last, B_NEXT] = b
                 blocks[b, B_PREV] = last
-                blocks[b, B_NEXT] = 0
-                blocks[0, B_PREV] = b
                 last = b
         b = following
     if hits > 0:
@@ -212,19 +224,20 @@ def release(state, blocks, where, run_offset, run_start, run_end, request, hits,
         while k > 0:
             before = run_end[j - 1] if j > first else 0
             chain = run_start[j] + k - before - 1
-            while k > before:
+            for _ in range(k - before):
                 b = where[chain]
-                blocks[b, B_REF] -= 1
-                if blocks[b, B_REF] == 0:
+                left = blocks[b, B_REF] - 1
+                blocks[b, B_REF] = left
+                if left == 0:
                     freed += 1
                     blocks[last, B_NEXT] = b
                     blocks[b, B_PREV] = last
-                    blocks[b, B_NEXT] = 0
                     last = b
                 chain -= 1
-                k -= 1
+            k = before
             j -= 1
-        blocks[0, B_PREV] = last
+    blocks[last, B_NEXT] = 0
+    blocks[0, B_PREV] = last
     state[I_FREE] += freed
 
 
