@@ -32,6 +32,7 @@ def load_workload(spec: WorkloadSpec, *, base_dir: Path, seed: int) -> Workload:
 
 def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Workload:
     """Reads a trace as its section says. Raises TraceError."""
+    from prefixsim.workload.cache import cached_read
     from prefixsim.workload.formats.registry import ReadContext, detect, get
 
     path = Path(options.path)
@@ -42,7 +43,7 @@ def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Wor
         found, decision = detect(path)
     else:
         found, decision = get(options.format), Decision("format", options.format, "as given", True)
-    w = found.read(ReadContext(options, path, seed))
+    w = cached_read(found, ReadContext(options, path, seed))
     w = replace(w, source=replace(w.source, decisions=(decision, *w.source.decisions)))
     try:
         return _apply(w, options, seed)
