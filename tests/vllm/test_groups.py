@@ -23,7 +23,7 @@ from prefixsim.engines.vllm import groups_kernels as kernels
 from prefixsim.engines.vllm.groups import new_state, replay_groups, table_of
 from prefixsim.engines.vllm.groups_sequential import replay_sequential
 from prefixsim.engines.vllm.groups_twin import FULL, NULL, WINDOW, GroupCache, GroupRequest, GroupRules, Hit
-from prefixsim.errors import InputError, NotModelledError
+from prefixsim.errors import InputError, NotModelledError, TraceError
 
 GOLDEN = json.loads((Path(__file__).parent / "groups_golden.json").read_text())["cases"]
 
@@ -461,6 +461,18 @@ def test_bad_rows_are_named(row: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
         replay_groups([{"id": "fine", "tokens": [1, 2]}, row], GOOD)
     assert words in str(caught.value)
+
+
+def test_a_line_that_is_not_a_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"id": "a", "tokens": [1]}\n\nnope\n')
+    with pytest.raises(TraceError, match=r"rows.jsonl:3: not JSON"):
+        groups.read_rows(path)
+    path.write_text("[1]\n")
+    with pytest.raises(TraceError, match="JSON object"):
+        groups.read_rows(path)
+    path.write_text('{"id": "a", "tokens": [1]}\n')
+    assert groups.read_rows(path) == [{"id": "a", "tokens": [1]}]
 
 
 def test_token_ids_may_be_any_integers() -> None:

@@ -6,8 +6,10 @@ the real engine in every field of the golden cases. The rules are told in docs/v
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from prefixsim.engines.vllm import groups_kernels as kernels
 from prefixsim.engines.vllm.groups_scheduler import SchedulerRules, replay_scheduler
 from prefixsim.engines.vllm.groups_sequential import replay_sequential
 from prefixsim.engines.vllm.groups_twin import MAX_MODEL_LEN, GroupRules
-from prefixsim.errors import InputError, NotModelledError, Problem, nearest
+from prefixsim.errors import InputError, NotModelledError, Problem, TraceError, nearest
 from prefixsim.workload.intern import ChainIndex, build_chains, build_trie
 from prefixsim.workload.table import I32, I64, Source, Workload, make_workload
 
@@ -178,6 +180,22 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
             for r, row in enumerate(rows)
         ],
     }
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file as they are, for `replay_groups`. Raises TraceError with file and line."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as fault:
+            raise TraceError(Problem(f"not JSON: {fault}", file=str(path), line=number)) from None
+        if not isinstance(row, dict):
+            raise TraceError(Problem("a row is a JSON object", file=str(path), line=number))
+        rows.append(row)
+    return rows
 
 
 def check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
