@@ -179,3 +179,11 @@ def test_plain_table() -> None:
     out = io.StringIO()
     print_table(["metric", "real"], [["a\x1b", "1"]], console=Console(file=out, width=80, color_system=None))
     assert "a\\x1b" in out.getvalue()
+
+
+def test_a_percent_sign_stays_with_its_number(summary: dict[str, Any]) -> None:
+    for length in range(1, 40):
+        renamed = {"engines": {"e" * length: {"hit_rate": 0.5, "prompt_tokens": 1}}, "ceiling": {"token": 0.6}}
+        lines = shown(renamed).splitlines()
+        assert not any(line.startswith("%") for line in lines)
+        assert "50.0 % of prompt tokens" in " ".join(lines)

@@ -26,7 +26,7 @@ class LedgerPart:
 
 
 LEDGER_PARTS: tuple[LedgerPart, ...] = (
-    LedgerPart("new", "never seen before", "new text", "No earlier request had this text in this position."),
+    LedgerPart("new", "never seen before", "new text", "No request that had come by then begins like this."),
     LedgerPart("namespace", "other namespace", "namespaces", "Known, but under another cache salt, LoRA or extra key."),
     LedgerPart("last_token", "last token", "the last token", "An engine must compute at least one token of a prompt."),
     LedgerPart(

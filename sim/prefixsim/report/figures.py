@@ -387,7 +387,7 @@ def capacity(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
 def _time(value: float) -> str:
     for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if value >= scale * 0.999:
-            return f"{value / scale:.3g} {unit}"
+            return f"{value / scale:,.0f} {unit}" if value / scale >= 999.5 else f"{value / scale:.3g} {unit}"
     return f"{value:.3g} s"
 
 

@@ -117,11 +117,16 @@ def first_screen(run: RunFolder) -> str:
     callout = "".join(f"<p>{esc(t, 1200)}</p>" for t in careful)
     return (
         f"<h1>{esc(summary.get('name') or 'run', 120)}</h1>{_meta(summary)}"
-        f'<p class="answer">{esc(says[0], 600)}</p>'
-        + (f'<p class="more">{esc(" ".join(more), 1500)}</p>' if more else "")
+        f'<p class="answer">{_glued(says[0])}</p>'
+        + (f'<p class="more">{_glued(" ".join(more))}</p>' if more else "")
         + (f'<div class="callout" role="note">{callout}</div>' if callout else "")
         + _comparison(summary)
     )
+
+
+def _glued(text: str) -> str:
+    """Text whose percent signs stay with their numbers."""
+    return esc(text, 1500).replace(" %", "&nbsp;%")
 
 
 def _meta(summary: Mapping[str, Any]) -> str:

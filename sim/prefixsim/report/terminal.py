@@ -24,6 +24,8 @@ WIDTH = 80
 PER_TABLE = 4
 """Engines in one table; more of them get another table below."""
 LABEL_WIDTH = 19
+GLUE = "\ue000"
+"""Stands for a space at which no line may end, while text is wrapped (a no-break space would not hold)."""
 
 
 def console_for(file: TextIO) -> Console:
@@ -189,9 +191,11 @@ def _show(out: Console, table: Table) -> None:
 
 def _line(out: Console, text: Text, indent: str = "", bullet: str = "") -> None:
     width = max(min(out.width, 100) - len(indent) - len(bullet), 20)
-    for i, line in enumerate(text.wrap(out, width)):
+    glued = Text(text.plain.replace(" %", GLUE + "%"), style=text.style, spans=text.spans)
+    for i, line in enumerate(glued.wrap(out, width)):
         lead = indent + (bullet if i == 0 else " " * len(bullet))
-        _checked(out, Text.assemble(lead, line))
+        shown = Text(line.plain.replace(GLUE + "%", " %"), style=line.style, spans=line.spans)
+        _checked(out, Text.assemble(lead, shown))
 
 
 def _raw(out: Console, text: str) -> None:
