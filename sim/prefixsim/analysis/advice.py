@@ -21,6 +21,8 @@ from prefixsim.workload.table import I64, Workload
 
 LEAST_GAIN = 0.001
 """Edits that save less than this share of the prompt tokens are not worth a sentence."""
+CUT_SHARE = 0.02
+"""Only so small a share of a shared part is proposed to be cut."""
 MOVABLE = ("unique per request", "unique per session", "unique per tenant", "variants", "varies", "optional")
 
 
@@ -83,17 +85,24 @@ def prompt_advice(
             over = depth % granularity
             of = f" of group {names}" if names else ""
             end = f"the shared part{of} that ends after {depth:,} tokens ({count:,} requests part there)"
-            pad = granularity - over
-            padded = {int(r): (Keep(0, depth), Put(depth, pad), Keep(depth, -1)) for r in rows}
-            cut = {int(r): (Keep(0, depth - over), Keep(depth, -1)) for r in rows}
-            both = [
-                measured("pad", f"pad {end} by {pad:,} tokens to {depth + pad:,} = {(depth + pad) // granularity:,} blocks of {granularity}", rewrite(workload, padded)),
-                measured("trim", f"cut {end} by {over:,} tokens to {depth - over:,} = {depth // granularity:,} blocks of {granularity}", rewrite(workload, cut)),
-            ]  # fmt: skip
-            real = [a for a in both if a is not None]
+            both = []
+            if over >= granularity // 2 or depth > granularity:
+                pad = granularity - over
+                text = f"pad {end} by {pad:,} tokens to {_blocks(depth + pad, granularity)}"
+                padded = {int(r): (Keep(0, depth), Put(depth, pad), Keep(depth, -1)) for r in rows}
+                both.append(measured("pad", text, rewrite(workload, padded)))
+            if over <= CUT_SHARE * depth:  # more than that is content, not slack
+                text = f"cut {end} by {over:,} tokens to {_blocks(depth - over, granularity)}"
+                cut = {int(r): (Keep(0, depth - over), Keep(depth, -1)) for r in rows}
+                both.append(measured("trim", text, rewrite(workload, cut)))
+            real = [a for a in both if a is not None and a.after[0] >= a.before[0]]
             if real:
                 made.append(max(real, key=lambda a: a.saved_tokens))
     return sorted((a for a in made if a is not None), key=lambda a: -a.saved_tokens)
+
+
+def _blocks(tokens: int, granularity: int) -> str:
+    return f"{tokens:,} = {tokens // granularity:,} blocks of {granularity}"
 
 
 def _of(point: Divergence) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,17 +72,23 @@ def curve_text(
     *,
     bytes_per_token: int | None = None,
     gib_per_gpu: float | None = None,
-    engine_points: Sequence[tuple[str, int, int]] = (),
+    simulated: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Text form: a table and a drawing a granularity. engine_points: (name, capacity in tokens, hit tokens) of runs."""
+    """Text form: a table and a drawing a granularity. simulated: runs of engines, as
+    `study.curve_points` makes them."""
     lines: list[str] = []
     for g in dict.fromkeys(c.granularity for c in curves):
         group = [c for c in curves if c.granularity == g]
         lines += ["", *_table(group, capacities, bytes_per_token, gib_per_gpu)]
-        for name, tokens, hits in engine_points:
-            ideal = [int(c.at([tokens // g])[0]) for c in group if c.policy == "lru"]
-            beside = f"; ideal LRU at that size {_share(ideal[0], group[0].prompt_tokens)}" if ideal else ""
-            lines.append(f"  {name} at {tokens:,} tokens: {_share(hits, group[0].prompt_tokens)}{beside}")
+        for run in simulated:
+            if run["granularity"] == g:
+                same, prompt = run["same_order"], run["prompt_tokens"]
+                rejected = f" ({run['rejected']:,} requests rejected)" if run["rejected"] else ""
+                lines.append(
+                    f"  {run['engine']} with {run['capacity_tokens']:,} tokens: {_share(run['hit_tokens'], prompt)}{rejected}; "
+                    f"on its own order ideal LRU {_share(same['lru_tokens'], prompt)}, "
+                    f"optimum {_share(same['optimal_tokens'], prompt)}"
+                )
     return "\n".join(lines[1:])
 
 

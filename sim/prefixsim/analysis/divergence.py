@@ -74,9 +74,9 @@ class Divergence:
 
 
 KINDS = {
-    "unique per request": "different in every request: an id or a timestamp",
-    "unique per session": "one for each session: a session id or its start time",
-    "unique per tenant": "one for each tenant: a user's or tenant's own text",
+    "unique per request": "different in every request, as an id or a timestamp would be",
+    "unique per session": "one for each session, as a session id or its start time would be",
+    "unique per tenant": "one for each tenant, as a user's or tenant's own text would be",
     "variants": "a small set of variants",
     "varies": "many variants",
     "optional": "present in some requests only",

@@ -10,6 +10,8 @@ from prefixsim.analysis.ledger import LEDGER_PARTS, PART_MEANINGS
 
 WIDTH = 100
 SHOWN_LABELS = 12
+WORTH = 2_000
+"""Points that lose less than 1 / WORTH of the prompt tokens are not pointed at."""
 
 
 def explain_text(result: Mapping[str, Any]) -> str:
@@ -23,7 +25,7 @@ def explain_text(result: Mapping[str, Any]) -> str:
     engines = result.get("engines")
     if engines:
         lines += ["", *_ledger(engines)]
-    lines += ["", *_divergence(result["divergence"]), "", *_advice(result)]
+    lines += ["", *_divergence(result["divergence"], result["prompt_tokens"]), "", *_advice(result)]
     return "\n".join(lines)
 
 
@@ -139,19 +141,19 @@ def _worst_groups(name: str, engine: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _divergence(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def _divergence(points: Sequence[Mapping[str, Any]], prompt: int) -> list[str]:
     lines = ["Divergence points: where traffic splits, and what is lost behind"]
     if not points:
         return [*lines, "  none: no two requests share a beginning and then part"]
-    lossy = [p for p in points if p["lost_tokens"]]
-    for p in [*lossy, *[q for q in points if not q["lost_tokens"]][: max(0, 3 - len(lossy))]]:
+    lossy = [p for p in points if p["lost_tokens"] * WORTH > prompt]
+    for p in [*lossy, *[q for q in points if q not in lossy][: max(0, 3 - len(lossy))]]:
         lines.append(_wrap(p["sentence"], "  - "))
-        if p["examples"] and p["lost_tokens"]:
+        if p["examples"] and p in lossy:
             shown = "; ".join(" ".join(str(i) for i in e) for e in p["examples"])
             lines.append(_wrap(f"differing pieces, as content ids: {shown}", "      ", "      "))
     if not lossy:
         lines.append(
-            "  Nothing that follows a split is shared again: no edit of the prompts would make more of it shared."
+            "  Next to nothing that follows a split is shared again: moving or reordering parts would gain nothing."
         )
     return lines
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from prefixsim.errors import InputError, Problem, TraceError, nearest
 from prefixsim.scenario.models import Scenario
-from prefixsim.scenario.workload import Trace
 from prefixsim.workload.intern import NamespaceRule
 from prefixsim.workload.table import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """name for people; the workload; the scenario, or None for a bare trace; the file given."""
+    """name for people; the workload; the scenario, or None for a bare trace; the file given; keys overridden in it."""
 
     name: str
     workload: Workload
     scenario: Scenario | None
     path: str
+    overrides: dict[str, Any]
 
     @property
     def rule(self) -> NamespaceRule:
@@ -53,37 +51,28 @@ def is_scenario(text: str) -> bool:
     )
 
 
-def load_input(text: str, *, format: str | None = None, options: Mapping[str, Any] | None = None) -> Input:
-    """Loads a scenario (`options` override its keys) or a trace (`options` are keys of a `trace:` section).
+def load_input(text: str, *, format: str | None = None, settings: Sequence[str] = ()) -> Input:
+    """Loads a scenario or a trace. settings: "KEY=VALUE" texts, keys of the scenario or of a `trace:` section.
 
-    Raises ScenarioError or TraceError with the place of every fault.
+    Raises ScenarioError or TraceError with the place of every fault, InputError for faulty settings.
     """
-    from prefixsim.workload.load import load_trace, load_workload
+    from prefixsim.scenario.load import load_scenario, parse_override, shipped_scenarios
+    from prefixsim.workload.load import load_trace, load_workload, trace_options
 
     if is_scenario(text):
         if format is not None:
             raise InputError("--format is for a bare trace; a scenario says it in workload.trace.format")
-        from prefixsim.scenario.load import load_scenario
-
-        scenario = load_scenario(text, options)
+        overrides = dict(parse_override(s) for s in settings)
+        scenario = load_scenario(text, overrides)
         workload = load_workload(scenario.workload, base_dir=scenario.base_dir, seed=scenario.seed)
-        return Input(scenario.name, workload, scenario, text)
-    path = Path(text)
-    if not path.exists():
-        from prefixsim.scenario.load import shipped_scenarios
-
-        raise TraceError(
-            Problem(f"no such file, nor a shipped scenario{nearest(text, shipped_scenarios())}", file=text)
-        )
-    try:
-        trace = Trace(path=text, format=format, **(options or {}))
-    except ValidationError as exc:
-        fault = exc.errors(include_url=False)[0]
-        key = str(fault["loc"][0]) if fault["loc"] else ""
-        hint = (
-            nearest(key, Trace.model_fields)
-            if fault["type"] == "extra_forbidden"
-            else f" (found {fault.get('input')!r:.60})"
-        )
-        raise InputError(f"--set {key}: {fault['msg']}{hint}") from None
-    return Input(path.name, load_trace(trace, base_dir=Path()), None, text)
+        loaded = Input(scenario.name, workload, scenario, text, overrides)
+    else:
+        path = Path(text)
+        if not path.exists():
+            hint = nearest(text, shipped_scenarios())
+            raise TraceError(Problem(f"no such file, nor a shipped scenario{hint}", file=text))
+        workload = load_trace(trace_options(text, format=format, settings=settings), base_dir=Path())
+        loaded = Input(path.name, workload, None, text, {})
+    if workload.n == 0:
+        raise TraceError(Problem("has no requests: there is nothing to explain", file=text))
+    return loaded

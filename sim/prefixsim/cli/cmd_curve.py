@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from prefixsim.errors import InputError
@@ -42,11 +44,17 @@ def curve(
     sample: float | None = typer.Option(
         None, "--sample", help="Estimate LRU from this share of the chain ids (SHARDS), e.g. 0.01; the error is stated."
     ),
+    simulate: str | None = typer.Option(
+        None,
+        "--simulate",
+        help="Scenarios: run the engines with these cache sizes (tokens a replica) and draw them too.",
+    ),
     gpu: str | None = typer.Option(None, "--gpu", help="GPU profile, to state capacities in GiB and GPUs."),
     model: str | None = typer.Option(None, "--model", help="Model profile, to state capacities in GiB."),
     tensor_parallel_size: int = typer.Option(1, "--tensor-parallel-size", min=1, help="GPUs that share the model."),
     set_: list[str] = typer.Option([], "--set", help="KEY=VALUE: a key of the scenario, or of a trace section."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress."),
 ) -> None:
     """Hit tokens of an ideal cache at every capacity: exact LRU, and the optimum no cache can beat.
 
@@ -60,7 +68,6 @@ def curve(
     from prefixsim.analysis.memory import cache_memory
     from prefixsim.analysis.sampled import sampled_curve
     from prefixsim.errors import nearest
-    from prefixsim.scenario.load import parse_override
 
     wanted = [p.strip() for p in policies.split(",")]
     for policy in wanted:
@@ -68,11 +75,18 @@ def curve(
             raise InputError(f"--policies: unknown policy {policy!r}{nearest(policy, POLICIES)}")
     blocks = whole_numbers(granularity, "--granularity", 1) if granularity is not None else None
     points = whole_numbers(capacities, "--capacities", 0) if capacities is not None else None
-    loaded = load_input(source, format=format, options=dict(parse_override(o) for o in set_))
+    loaded = load_input(source, format=format, settings=set_)
     workload = loaded.workload
     if blocks is None:
         blocks = sorted(set(loaded.granularities.values())) or [max(16, workload.source.block_tokens)]
     blocks = list(dict.fromkeys(blocks))
+    drawn: list[dict[str, Any]] = []
+    if simulate is not None:
+        from prefixsim.cli.progress import progress
+        from prefixsim.study.curve_points import simulated_points
+
+        with progress(quiet=quiet) as say:
+            drawn = simulated_points(loaded, whole_numbers(simulate, "--simulate", 1), say)
     memory = cache_memory(loaded.scenario, gpu, model, tensor_parallel_size)
     result: dict[str, object] = {
         "source": loaded.path,
@@ -110,9 +124,11 @@ def curve(
         )
         per_token = memory.bytes_per_token if memory is not None else None
         result["curves"] = [curve_entry(c, points, per_token) for c in found]
+        if simulate is not None:
+            result["simulated"] = drawn
         if not json_:
             gib = memory.kv_gib_per_gpu if memory is not None else None
             typer.echo(f"{loaded.name}: {workload.n:,} requests, {result['prompt_tokens']:,} prompt tokens")
-            typer.echo(curve_text(found, points, bytes_per_token=per_token, gib_per_gpu=gib))
+            typer.echo(curve_text(found, points, bytes_per_token=per_token, gib_per_gpu=gib, simulated=drawn))
     if json_:
         typer.echo(json.dumps(result))

@@ -34,20 +34,17 @@ def explain(
     from prefixsim.analysis.inputs import load_input
     from prefixsim.cli.cmd_curve import whole_numbers
     from prefixsim.cli.progress import progress
-    from prefixsim.scenario.load import parse_override
     from prefixsim.study.explain import explain as find_out
 
     blocks = whole_numbers(granularity, "--granularity", 1) if granularity is not None else None
-    options = dict(parse_override(o) for o in set_)
     with progress(quiet=quiet) as say:
-        loaded = load_input(source, format=format, options=options)
+        loaded = load_input(source, format=format, settings=set_)
         found = find_out(
             loaded,
             granularities=blocks,
             reuse_outputs=reuse_outputs,
             top=top,
             engines=engines,
-            options=options,
             say=say,
         )
     typer.echo(json.dumps(found.result) if json_ else explain_text(found.result))

@@ -58,13 +58,12 @@ def explain(
     reuse_outputs: bool = True,
     top: int = 8,
     engines: bool = True,
-    options: Mapping[str, Any] | None = None,
     say: Say | None = None,
 ) -> Explanation:
     """Explains a scenario (its engines are run, unless `engines` is False) or a bare trace.
 
-    granularities: for ceilings (default: 1, 16, ..., 512 and the engines' own). options: the overrides the scenario was
-    loaded with, for re-runs of changed settings. Raises NotModelledError for lengths-only traces.
+    granularities: for ceilings (default: 1, 16, ..., 512 and the engines' own). Raises NotModelledError for lengths-only
+    traces.
     """
     tell = say or (lambda _: None)
     w = loaded.workload
@@ -125,7 +124,7 @@ def explain(
     if run is not None:
         for kind, text, engine, settings in engine_edits(run, prepared):
             tell(f"{loaded.name}: trying {text}")
-            again = _again(loaded, options, settings, prepared, engine)
+            again = rerun(loaded, settings, prepared, engine)
             gains = _gains(run, again)
             best = max((g["saved_tokens"] for g in gains.values()), default=0)
             entry = {"kind": kind, "text": text, "engine": engine, "settings": settings, "engines": gains}
@@ -253,7 +252,7 @@ def _engine_entry(run: Run, i: int, prepared: Prepared) -> dict[str, Any]:
         "hit_rate": summary["hit_rate"],
         "ledger": ledger_totals(parts),
         "ledger_by": {},
-        "same_order": _ideal(
+        "same_order": ideal(
             run.workload, record, prepared.segments(rule_of(options)), rule_of(options), granularity_of(options)
         ),
     }
@@ -278,7 +277,7 @@ def _parts(row: I64) -> dict[str, int]:
     return {name: int(v) for name, v in zip(LEDGER_PARTS, row, strict=True)}
 
 
-def _ideal(w: Workload, record: RunRecord, segments: Segments, rule: Any, granularity: int) -> dict[str, int]:
+def ideal(w: Workload, record: RunRecord, segments: Segments, rule: Any, granularity: int) -> dict[str, int]:
     """Hits of an ideal LRU and of the optimum with the same capacity on the run's own order of admissions, each replica by
     itself; and of an infinite cache a replica. No cap on the last token, blocks known at once."""
     inside = admitted(record.requests)
@@ -309,13 +308,11 @@ def _gains(before: Run, after: Run) -> dict[str, Any]:
     return out
 
 
-def _again(
-    loaded: Input, options: Mapping[str, Any] | None, settings: Mapping[str, Any], prepared: Prepared, engine: str
-) -> Run:
-    """The scenario with settings changed, on the same workload, one engine."""
+def rerun(loaded: Input, settings: Mapping[str, Any], prepared: Prepared, engine: str = "") -> Run:
+    """The scenario with settings changed, on the same workload; one engine or ("") all."""
     from prefixsim.scenario.load import load_scenario
 
-    changed = load_scenario(loaded.path, {**(options or {}), **settings})
+    changed = load_scenario(loaded.path, {**loaded.overrides, **settings})
     return run_scenario(changed, engines=[engine] if engine else None, library=_Fixed(prepared))
 
 
