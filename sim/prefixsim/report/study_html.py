@@ -49,10 +49,13 @@ def render(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     failed = [r for r in rows if not isinstance(r.get("summary"), Mapping)]
     body = [
         f'<div id="answer"><h1>{html.esc(about.get("name") or "sweep", 120)}</h1>',
-        f'<p class="answer">{html.esc(_answer(columns, means, axes), 900)}</p>',
+        "".join(
+            f'<p class="{"answer" if i == 0 else "soft"}">{html.esc(t, 300)}</p>'
+            for i, t in enumerate(_answer(columns, means))
+        ),
         html.soft(str(about.get("description") or "")) if about.get("description") else "",
         f"<p>{len(rows)} points, {len(failed)} failed.</p></div>",
-        html.section("figures", "By axis", html.figures(drawn) or html.absent("No point has a result.")),
+        html.section("axes", "By axis", html.figures(drawn) or html.absent("No point has a result.")),
         html.section("points", "Points", _table(axes, columns, means)),
     ]
     if failed:
@@ -60,7 +63,7 @@ def render(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
             f"<li>{html.esc(_label(r.get('axes') or {}))}: {html.esc(r.get('error'), 400)}</li>" for r in failed[:100]
         )
         body.append(html.section("failed", "Points without a result", f"<ul>{items}</ul>"))
-    nav = [("answer", "Answer"), ("figures", "Figures"), ("points", "Points")]
+    nav = [("answer", "Answer"), ("axes", "Figures"), ("points", "Points")]
     return page_of(about.get("name") or "sweep", nav, "".join(body), drawn)
 
 
@@ -94,16 +97,24 @@ def _means(
     return out
 
 
-def _answer(
-    columns: Sequence[str], means: Sequence[tuple[dict[str, Any], dict[str, float]]], axes: Sequence[str]
-) -> str:
+def _answer(columns: Sequence[str], means: Sequence[tuple[dict[str, Any], dict[str, float]]]) -> list[str]:
+    """One sentence a metric: where it is lowest and where highest."""
     said = []
-    for column in columns[:3]:
+    for column in columns[:4]:
         have = [(setting, m[column]) for setting, m in means if column in m]
         if have:
             low, high = min(have, key=lambda x: x[1]), max(have, key=lambda x: x[1])
-            said.append(f"{column} is {low[1]:.4g} at {_label(low[0])} and {high[1]:.4g} at {_label(high[0])}")
-    return "; ".join(said) + "." if said else "No point has a result."
+            ends = f"{_number(column, low[1])} at {_label(low[0])}, {_number(column, high[1])} at {_label(high[0])}"
+            said.append(f"{column}: {ends if low[1] < high[1] else _number(column, low[1]) + ' everywhere'}.")
+    return said or ["No point has a result."]
+
+
+def _number(column: str, value: float) -> str:
+    return (
+        f"{value:.1%}"
+        if column.endswith(("hit_rate", "kv_usage_peak")) or column.startswith("ceiling.")
+        else f"{value:.4g}"
+    )
 
 
 def _label(setting: Mapping[str, Any]) -> str:
