@@ -23,10 +23,10 @@ from prefixsim.engines.vllm.state import (
     I_SPLIT,
     NEVER_COMMITTED,
 )
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 
 
-@kernel
+@lean_kernel
 def reset_pool(state, blocks):
     """All blocks free, in id order; block 0 is the null block and the queue's sentinel."""
     n = blocks.shape[0]
@@ -38,7 +38,7 @@ def reset_pool(state, blocks):
     state[I_FREE] = n - 1
 
 
-@kernel
+@lean_kernel
 def lookup(blocks, where, run_offset, run_start, run_end, request, limit):
     """Longest cached prefix of a request's row, `limit` blocks at most. Returns (blocks found, of them in use)."""
     k = 0
@@ -59,7 +59,7 @@ def lookup(blocks, where, run_offset, run_start, run_end, request, limit):
     return k, used
 
 
-@kernel
+@lean_kernel
 def known_blocks(where, run_offset, run_start, run_end, request, limit):
     """Longest prefix (blocks, at most `limit`) ever committed: a prefix-closed mark, so a binary search by run."""
     k = 0
@@ -78,7 +78,7 @@ def known_blocks(where, run_offset, run_start, run_end, request, limit):
     return k
 
 
-@kernel
+@lean_kernel
 def touch(state, blocks, where, run_offset, run_start, run_end, request, count):
     """One more user of the first `count` blocks of a row, all cached; unused ones leave the free queue.
 
@@ -113,7 +113,7 @@ def touch(state, blocks, where, run_offset, run_start, run_end, request, count):
     state[I_FREE] -= free
 
 
-@kernel
+@lean_kernel
 def take(state, blocks, where, tail, count):
     """Pops `count` blocks from the front, evicting what they held; links them behind `tail`. Returns the new tail."""
     b = blocks[0, B_NEXT]
@@ -143,7 +143,7 @@ def take(state, blocks, where, tail, count):
     return tail
 
 
-@kernel
+@lean_kernel
 def commit_row(state, blocks, where, commits, run_offset, run_start, run_end, request, run, tail, held, done, upto, now):
     """Blocks [done, upto) of a request that holds `held` blocks, the last one being `tail`, become findable; behind equal
     ones where such are cached already.
@@ -184,7 +184,7 @@ def commit_row(state, blocks, where, commits, run_offset, run_start, run_end, re
     return run
 
 
-@kernel
+@lean_kernel
 def release(state, blocks, where, run_offset, run_start, run_end, request, hits, tail, own):
     """Frees a request's blocks, tail first: `own` blocks it took itself from `tail` backwards, then its `hits`.
 
@@ -241,7 +241,7 @@ def release(state, blocks, where, run_offset, run_start, run_end, request, hits,
     state[I_FREE] += freed
 
 
-@kernel
+@lean_kernel
 def sequential(
     state, blocks, where, commits, run_offset, run_start, run_end, prompt_tokens, output_tokens, skip, block_size, out
 ):

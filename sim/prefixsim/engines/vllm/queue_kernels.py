@@ -19,7 +19,7 @@ from prefixsim.engines.vllm.state import (
     Q_READY_NS,
     Q_REQ,
 )
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     REQ_READY_NS,
     REQ_RELEASED_NS,
@@ -30,7 +30,7 @@ from prefixsim.records import (
 )
 
 
-@kernel
+@lean_kernel
 def enqueue(state, queue, rows, prompt_tokens, requests, at_ns, replica, hash_ns, longest_prompt):
     """Requests reach the engine. One input thread hashes prompts in order of arrival, `hash_ns` (float) a token; a prompt
     longer than `longest_prompt` is refused at once. Returns the number refused."""
@@ -54,13 +54,13 @@ def enqueue(state, queue, rows, prompt_tokens, requests, at_ns, replica, hash_ns
     return refused
 
 
-@kernel
+@lean_kernel
 def _before(queue, priority, a, b):
     p, q = priority[queue[a, Q_REQ]], priority[queue[b, Q_REQ]]
     return p < q or (p == q and a < b)
 
 
-@kernel
+@lean_kernel
 def _rise(queue, heap, priority, i):
     """Moves entry i towards the root until its parent goes first."""
     pos = heap[i]
@@ -74,7 +74,7 @@ def _rise(queue, heap, priority, i):
     return i
 
 
-@kernel
+@lean_kernel
 def _sink(queue, heap, priority, i, n):
     """Moves entry i towards the leaves until its children go after it."""
     pos = heap[i]
@@ -91,7 +91,7 @@ def _sink(queue, heap, priority, i, n):
     heap[i] = pos
 
 
-@kernel
+@lean_kernel
 def push_waiting(state, lists, queue, heap, priority, pos):
     """A preempted request (fcfs: in front), or an arrival under the priority policy."""
     if state[I_PRIORITY] != 0:
@@ -104,7 +104,7 @@ def push_waiting(state, lists, queue, heap, priority, pos):
         state[I_STACK] += 1
 
 
-@kernel
+@lean_kernel
 def head_of_queue(state, lists, heap):
     """Queue position of the request to be admitted next; the queue is not empty."""
     if state[I_PRIORITY] != 0:
@@ -114,7 +114,7 @@ def head_of_queue(state, lists, heap):
     return state[I_HEAD]
 
 
-@kernel
+@lean_kernel
 def pop_waiting(state, lists, queue, heap, priority):
     """Takes the head away."""
     if state[I_PRIORITY] != 0:
@@ -125,7 +125,7 @@ def pop_waiting(state, lists, queue, heap, priority):
         state[I_HEAD] += 1
 
 
-@kernel
+@lean_kernel
 def remove_at(state, queue, heap, priority, i):
     """Takes entry i out of the heap."""
     n = state[I_HEAP] - 1
@@ -136,7 +136,7 @@ def remove_at(state, queue, heap, priority, i):
         _sink(queue, heap, priority, i, n)
 
 
-@kernel
+@lean_kernel
 def remove_waiting(state, lists, queue, heap, priority, pos):
     """Takes a preempted request out of the queue, wherever it is."""
     if state[I_PRIORITY] != 0:

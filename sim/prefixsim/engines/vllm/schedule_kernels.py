@@ -122,7 +122,7 @@ from prefixsim.engines.vllm.state import (
     WINDOW_ROWS,
 )
 from prefixsim.hardware.step_kernels import prefill_item, step_ns
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     REQ_ADMITTED_NS,
     REQ_CACHED_TOKENS,
@@ -153,7 +153,7 @@ from prefixsim.records import (
 )
 
 
-@kernel
+@lean_kernel
 def waiting_count(state):
     """Requests waiting: preempted ones in front and arrived ones behind, or those in the heap."""
     if state[I_PRIORITY] != 0:
@@ -161,7 +161,7 @@ def waiting_count(state):
     return state[I_STACK] + state[I_FOLLOWING] - state[I_HEAD]
 
 
-@kernel
+@lean_kernel
 def count_lookup(state, again, tokens, hits):
     """vLLM's own statistics of one lookup: resumed requests stand apart."""
     if again:
@@ -175,7 +175,7 @@ def count_lookup(state, again, tokens, hits):
         state[I_UPDATE_HITS] += hits
 
 
-@kernel
+@lean_kernel
 def roll_window(state, window):
     """The log line's window takes in what was looked up since the last processed step: whole updates are dropped from
     its far end while more than 1,000 requests are in it; the newest is always kept."""
@@ -201,7 +201,7 @@ def roll_window(state, window):
     state[I_UPDATE_HITS] = 0
 
 
-@kernel
+@lean_kernel
 def leave_slot(state, lists, slots, slot):
     """Takes a slot out of the running list and makes it free for another request."""
     n = state[I_RUNNING]
@@ -216,7 +216,7 @@ def leave_slot(state, lists, slots, slot):
     return i
 
 
-@kernel
+@lean_kernel
 def pick_victim(state, lists, slots, priority):
     """Slot to preempt: the last running one, or the largest (priority, arrival)."""
     n = state[I_RUNNING]
@@ -230,7 +230,7 @@ def pick_victim(state, lists, slots, priority):
     return worst
 
 
-@kernel
+@lean_kernel
 def preempt(state, blocks, where, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows, slot):
     """Frees a running request's blocks and puts it in front of the waiting ones. Returns its place in the running list."""
     pos, request = slots[slot, S_POS], slots[slot, S_REQ]
@@ -249,7 +249,7 @@ def preempt(state, blocks, where, run_offset, run_start, run_end, slots, lists, 
     return at
 
 
-@kernel
+@lean_kernel
 def schedule_running(
     state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
     batch, budget, threshold, now,
@@ -320,7 +320,7 @@ def schedule_running(
     return entries, budget, preempted
 
 
-@kernel
+@lean_kernel
 def admit_waiting(
     state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
     prompt_tokens, output_tokens, max_tokens, open_ended, skip, admissions, batch, entries, budget, threshold, now,
@@ -427,7 +427,7 @@ def admit_waiting(
     return entries, budget
 
 
-@kernel
+@lean_kernel
 def close_batch(state, slots, rows, batch, head, entries, now, coef, gemm_us, lm_head_us):
     """Advances what was scheduled, adds up the batch and its duration. Returns the number of tokens."""
     is_async = state[I_DEPTH] == 2
@@ -492,7 +492,7 @@ def close_batch(state, slots, rows, batch, head, entries, now, coef, gemm_us, lm
     return tokens
 
 
-@kernel
+@lean_kernel
 def add_gap(state, gaps, gap, count):
     """Adds `count` inter-token gaps of one length."""
     k = state[I_GAPS]
@@ -504,7 +504,7 @@ def add_gap(state, gaps, gap, count):
         state[I_GAPS] = k + 1
 
 
-@kernel
+@lean_kernel
 def end_request(state, rows, awaited, done, request, end):
     """A request's last token came."""
     rows[request, REQ_FINISH_NS] = end
@@ -517,7 +517,7 @@ def end_request(state, rows, awaited, done, request, end):
         state[I_DONE] = k + 1
 
 
-@kernel
+@lean_kernel
 def late_token(
     state, lists, queue, heap, priority, rows, output_tokens, max_tokens, awaited, done, gaps, pos, end
 ):  # fmt: skip
@@ -541,7 +541,7 @@ def late_token(
         end_request(state, rows, awaited, done, request, end)
 
 
-@kernel
+@lean_kernel
 def process(
     state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
     output_tokens, max_tokens, awaited, done, gaps, batch, head,
@@ -619,7 +619,7 @@ def process(
         state[I_RUNNING] = kept
 
 
-@kernel
+@lean_kernel
 def write_timeline(state, timeline, head):
     """One row a step, or one a group of `stride` steps: sums of the group, the rest as of its last step."""
     stride = state[I_STRIDE]
@@ -643,7 +643,7 @@ def write_timeline(state, timeline, head):
     state[I_TIMELINE] = i + 1
 
 
-@kernel
+@lean_kernel
 def halve_timeline(state, timeline):
     """Joins neighbouring rows: twice the stride, half the rows. Only when the rows are an even number of whole groups."""
     n = state[I_TIMELINE] // 2
@@ -659,7 +659,7 @@ def halve_timeline(state, timeline):
     state[I_STRIDE] *= 2
 
 
-@kernel
+@lean_kernel
 def run_engine(
     state, blocks, where, commits, slots, lists, queue, heap, batches, heads, window,
     run_offset, run_start, run_end, prompt_tokens, output_tokens, max_tokens, open_ended, priority, skip, awaited,
