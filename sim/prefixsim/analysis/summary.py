@@ -72,6 +72,7 @@ def engine_summary(record: RunRecord, workload: Workload) -> dict[str, Any]:
         "recomputed_tokens": int(rows[:, REQ_RECOMPUTED_TOKENS].sum()),
         "steps": _total(record, "steps"),
         "counters": pooled_counters(record.replicas),
+        "totals": pooled_totals(record.replicas),
         "replicas": [_replica(r, rows, w, inside, done) for r in record.replicas],
         "groups": _groups(rows, w, inside),
         "notes": sorted(set(record.notes)),
@@ -137,6 +138,17 @@ def pooled_counters(replicas: tuple[EngineRecord, ...]) -> dict[str, float]:
         gauge = any(word in name for word in ("rate", "perc", "usage", "ratio"))
         out[name] = sum(values) / len(values) if gauge else sum(values)
     return out
+
+
+def pooled_totals(replicas: tuple[EngineRecord, ...]) -> dict[str, int]:
+    """The engine's own totals (work on the host, nodes of the tree, evict calls, ...), added up over replicas; clock
+    readings (`last_*`) are the latest."""
+    out: dict[str, int] = {}
+    for r in replicas:
+        for name, value in r.totals.items():
+            old = out.get(name, 0)
+            out[name] = max(old, int(value)) if name.startswith("last_") else old + int(value)
+    return dict(sorted(out.items()))
 
 
 def _tpot_ns(rows: I64, w: Workload, done: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

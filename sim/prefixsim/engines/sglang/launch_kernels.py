@@ -30,7 +30,7 @@ from prefixsim.engines.sglang.state import (
     S_STEP_CLOCK,
     S_TIMELINE,
     S_TIMELINE_STRIDE,
-    S_W_EVICT,
+    S_W_EVICT_LEAVES,
     S_W_INSERT,
     S_W_MATCH,
     S_W_SPLIT,
@@ -64,7 +64,7 @@ def launch(scalars, floats, coef, gemm_us, lm_head_us, tokens, prefills, work, l
             scalars[S_W_MATCH] * floats[F_MATCH_NS]
             + scalars[S_W_INSERT] * floats[F_INSERT_NS]
             + scalars[S_W_SPLIT] * floats[F_SPLIT_NS]
-            + scalars[S_W_EVICT] * floats[F_EVICT_NS]
+            + scalars[S_W_EVICT_LEAVES] * floats[F_EVICT_NS]
         )
         host = int(total) - int(floats[F_HOST_MARK])
         floats[F_HOST_MARK] = total

@@ -60,6 +60,7 @@ ROOT = 0
     S_W_EVICT,
     S_W_MERGE,
     S_W_EVICT_CALLS,
+    S_W_EVICT_LEAVES,  # leaves there were, summed over evict calls: the real trees go through all of them at each call
     # requests
     S_FREE_SLOT,
     S_NEXT_SLOT,
@@ -116,7 +117,7 @@ ROOT = 0
     S_SEEN_USED,
     S_STEADY,  # 1: the last iteration decoded exactly the running batch and nobody ended
     N_SCALARS,
-) = range(91)
+) = range(92)
 
 (
     F_RATIO,

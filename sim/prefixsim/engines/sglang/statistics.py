@@ -44,6 +44,7 @@ def totals(arenas: Arenas, inputs: EngineInputs, page: int) -> dict[str, int]:
         "evicted_nodes": int(s[st.S_W_EVICT]),
         "merged_nodes": int(s[st.S_W_MERGE]),
         "evict_calls": int(s[st.S_W_EVICT_CALLS]),
+        "evict_leaves": int(s[st.S_W_EVICT_LEAVES]),
         "rejected": int(s[st.S_REJECTED]),
         "refused_input": int(s[st.S_REFUSED]),
         "aborted": int(s[st.S_ABORTED]),

@@ -43,6 +43,7 @@ from prefixsim.engines.sglang.state import (
     S_PROTECTED,
     S_W_EVICT,
     S_W_EVICT_CALLS,
+    S_W_EVICT_LEAVES,
     S_W_INSERT,
     S_W_MATCH,
     S_W_MERGE,
@@ -411,6 +412,7 @@ def make_room(scalars, nodes, table, heap, pages):
     if scalars[S_AVAILABLE] >= pages:
         return
     scalars[S_W_EVICT_CALLS] += 1
+    scalars[S_W_EVICT_LEAVES] += scalars[S_LEAVES]
     while scalars[S_AVAILABLE] < pages and scalars[S_LEAVES] > 0:
         victim = heap[0, 2]
         drop_leaf(scalars, nodes, heap, victim)
