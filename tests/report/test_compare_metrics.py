@@ -210,3 +210,42 @@ def test_a_truncated_run_is_exit_2_without_a_traceback(run: RunFolder, tmp_path:
         assert "cut short" in done.stderr
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_explain_adds_curves_and_divergence_points_to_a_real_run(app: typer.Typer, tmp_path: Path) -> None:
+    from prefixsim.pipeline import run_scenario
+    from prefixsim.scenario.load import variants
+
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(
+        """name: stamped
+workload:
+  generator: sessions
+  arrivals: {process: poisson, rate_per_s: 20}
+  requests: 200
+  templates:
+    - {name: support, segments: [{shared: head, tokens: 40}, {unique: stamp, tokens: 8}, {shared: system, tokens: 400}]}
+  output_tokens: 4
+hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b, tensor_parallel_size: 1}
+engines: [{name: vllm, kind: vllm@0.33, block_size: 16}]
+"""
+    )
+    done = run_scenario(next(iter(variants(str(scenario), {}))), out=tmp_path / "run", write=True)
+    assert done.folder is not None
+    result = CliRunner().invoke(app, ["report", str(done.folder), "--explain", "-q"])
+    assert result.exit_code == 0, result.exception
+    run = open_run(done.folder)
+    assert run.curves is not None
+    lru = next(c for c in run.curves["curves"] if c["policy"] == "lru")
+    assert lru["points"][-1][1] == lru["ceiling_tokens"] == run.summary["ceiling_tokens"]["16"]
+    assert run.divergence is not None
+    first = max(run.divergence, key=lambda p: p["lost_tokens"])
+    assert (first["depth_tokens"], first["kind"]) == (40, "unique per request")
+    page = (done.folder / "report.html").read_text()
+    assert "capacity-curves" in page
+    assert f"{first['lost_tokens']:,}" in page
+    (done.folder / "scenario.resolved.yaml").write_text(run.scenario.replace("requests: 200", "requests: 201"))  # type: ignore[union-attr]
+    result = CliRunner().invoke(app, ["report", str(done.folder), "--explain", "-q"])
+    assert isinstance(result.exception, InputError)
+    assert "changed since" in str(result.exception)

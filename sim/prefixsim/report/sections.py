@@ -242,22 +242,24 @@ def divergence_section(run: RunFolder) -> str:
     title = "Where prompts part"
     if run.divergence is None:
         return section("divergence", title, absent("Divergence points were not computed for this run."))
-    points = [p for p in run.divergence if isinstance(p, Mapping)]
+    every = [p for p in run.divergence if isinstance(p, Mapping)]
+    points = [p for p in every if facts.number(p, "lost_tokens") != 0]
     points.sort(key=lambda p: -(facts.number(p, "lost_tokens") or 0))
     if not points:
-        return section(
-            "divergence", title, soft("No position was found where shared prompts part and tokens are lost.")
-        )
+        says = "No position was found where prompts part and sharing is lost."
+        if every:
+            says += (
+                f" {len(every)} positions where many requests part were looked at: what follows them is new content."
+            )
+        return section("divergence", title, soft(says))
     rows = []
     for p in points[:MAX_ROWS]:
-        lost = facts.number(p, "lost_tokens")
-        group = p.get("group")
-        row: list[tuple[str, object]] = [(esc("(all)" if group in (None, "") else group, 80), group or "")]
-        for key in ("position", "requests", "branches"):
-            value = facts.number(p, key)
+        group = _groups(p)
+        row: list[tuple[str, object]] = [(esc(group or "(all)", 80), group)]
+        for keys in (("position", "depth_tokens"), ("requests",), ("branches",), ("lost_tokens",)):
+            value = next((v for k in keys if (v := facts.number(p, k)) is not None), None)
             row.append((facts.integer(value), "" if value is None else value))
-        row.append((facts.integer(lost), "" if lost is None else lost))
-        words = "; ".join(t for k in ("kind", "note") for t in facts.sentences(p.get(k)))
+        words = "; ".join(t for k in ("kind", "note", "kind_meaning") for t in facts.sentences(p.get(k)))
         rows.append([*row, (esc(words, 400), words[:400])])
     more = f"; the first {MAX_ROWS} of {len(points)}" if len(points) > MAX_ROWS else ""
     head = [
@@ -276,6 +278,15 @@ def divergence_section(run: RunFolder) -> str:
         table("t-divergence", f"Divergence points{more}", head, rows, wrap=(5,), css="tall"),
         f'<div class="tools">{csv_button("t-divergence", "divergence points")}</div>',
     )  # fmt: skip
+
+
+def _groups(point: Mapping[str, Any]) -> str:
+    """The group of a divergence point; of several the first ones, most tokens lost first."""
+    groups = point.get("groups")
+    if isinstance(groups, list):
+        names = [facts.clean(g["name"], 40) for g in groups if isinstance(g, Mapping) and g.get("name")]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return "" if point.get("group") is None else str(point["group"])
 
 
 def replica_section(run: RunFolder, data: Mapping[str, EngineData], figs: Sequence[Figure]) -> str:
@@ -371,8 +382,9 @@ def _facts_table(anchor: str, caption: str, tree: Mapping[str, Any], skip: Seque
             sourced = True
             value = " ".join(facts.clean(leaf[k], 120) for k in ("value", "unit") if leaf.get(k) is not None)
             kind = facts.clean(leaf.get("kind") or "", 40)
-            rest = {k: v for k, v in leaf.items() if k not in ("value", "unit", "kind") and v is not None}
-            source = "; ".join(f"{facts.clean(k, 40)}: {facts.clean(v, 160)}" for k, v in rest.items())
+            rest = {k: v for k, v in leaf.items() if k not in ("value", "unit", "kind", "source") and v is not None}
+            words = [facts.clean(leaf["source"], 300)] if leaf.get("source") else []
+            source = "; ".join([*words, *(f"{facts.clean(k, 40)} {facts.clean(v, 160)}" for k, v in rest.items())])
         else:
             value, kind, source = _shown(leaf), "", ""
         rows.append([(esc(path, 160), None), (esc(value, 300), None), (esc(kind), None), (esc(source, 500), None)])
@@ -388,8 +400,9 @@ def _facts_table(anchor: str, caption: str, tree: Mapping[str, Any], skip: Seque
 def _shown(leaf: Any) -> str:
     if isinstance(leaf, bool):
         return facts.yes_no(leaf)
-    if isinstance(leaf, float):
-        return f"{leaf:.6g}"
+    if isinstance(leaf, int | float):
+        whole = facts.number({"v": leaf}, "v")
+        return f"{leaf:.6g}" if whole is None or not float(whole).is_integer() else facts.integer(whole)
     if isinstance(leaf, list):
         return ", ".join(facts.clean(v, 60) for v in leaf[:40])
     return facts.ABSENT if leaf is None else facts.clean(leaf, 300)
