@@ -12,6 +12,7 @@ import pytest
 
 from prefixsim.analysis.ledger import LEDGER_PARTS
 from prefixsim.hardware.load import load_hardware
+from prefixsim.pipeline import simulate, summarise
 from prefixsim.prepare import Prepared
 from prefixsim.records import (
     REQ_ADMITTED_NS,
@@ -22,7 +23,6 @@ from prefixsim.records import (
     STATUS_FINISHED,
     STATUS_REJECTED,
 )
-from prefixsim.run import simulate, summarise
 from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.load import scenario_from
 from prefixsim.scenario.router import ROUTERS

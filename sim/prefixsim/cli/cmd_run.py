@@ -40,8 +40,8 @@ def run(
     planned = [(name, variants(name, overrides)) for name in scenarios]
     several = len(planned) > 1
 
+    from prefixsim.pipeline import run_scenario
     from prefixsim.prepare import Library
-    from prefixsim.run import run_scenario
 
     printed: list[dict[str, Any]] = []
     with progress(quiet=quiet) as say:
@@ -66,8 +66,8 @@ def run(
 
 
 def _show(done: object, quiet: bool) -> None:
+    from prefixsim.pipeline import Run
     from prefixsim.report.terminal import print_summary
-    from prefixsim.run import Run
 
     assert isinstance(done, Run)
     report = done.folder / "report.html" if done.folder is not None else None

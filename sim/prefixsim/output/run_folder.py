@@ -24,7 +24,7 @@ from prefixsim.records import (
 from prefixsim.workload.table import I64, Workload
 
 if TYPE_CHECKING:
-    from prefixsim.run import Run
+    from prefixsim.pipeline import Run
 
 CSV_ROWS = 200_000
 TIMELINE_ROWS = 5_000

@@ -81,7 +81,7 @@ def prepare_workload(job: Job) -> None:
 
 def run_job(job: Job) -> dict[str, Any]:
     """Runs a job and returns its summary, without what differs from run to run."""
-    from prefixsim.run import run_scenario
+    from prefixsim.pipeline import run_scenario
 
     done = run_scenario(_scenario(job), library=_library())
     return without_times(done.summary)
