@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixsim.engines.contract import EngineInputs
+from prefixsim.fleet.approx_tree import ApproxTree
+from prefixsim.fleet.approx_tree_twin import TwinTree
 from prefixsim.fleet.fleet import Fleet
 from prefixsim.fleet.pending import Followers, Pending
 from prefixsim.fleet.routers.base import RouterContext, make_router, router_classes
@@ -181,23 +183,50 @@ def test_a_kv_event_lag_makes_the_view_exactly_that_stale():
     ]
 
 
-def test_cache_aware_trims_its_tree_least_recently_sent_first():
+@given(seed=st.integers(0, 10_000), limit=st.integers(8, 200))
+@settings(max_examples=25)
+def test_the_approximate_tree_equals_its_twin(seed, limit):
+    rng = np.random.default_rng(seed)
+    w = workload(rng, 40, chained=False)
+    trie = build_trie(w, "none")
+    tree, twin = (make(trie, w.prompt_tokens, 3) for make in (ApproxTree, TwinTree))
+    trimmed = 0
+    for r in range(w.n):
+        assert tree.match(r) == twin.match(r)
+        replica = int(rng.integers(0, 3))
+        tree.enter(r, replica)
+        twin.enter(r, replica)
+        if r % 10 == 9:
+            before = tree.size_tokens.sum()
+            tree.trim(limit)
+            twin.trim(limit)
+            trimmed += before - tree.size_tokens.sum()
+            assert (tree.size_tokens <= limit).all()
+        assert tree.size_tokens.tolist() == [twin.size(i) for i in range(3)]
+        assert [dict(zip(np.flatnonzero(s).tolist(), s[s > 0].tolist(), strict=True)) for s in tree.sent] == twin.sent
+    assert trimmed > 0 or limit > 60
+
+
+def test_cache_aware_follows_the_longest_match_unless_loads_are_unequal():
     w = workload(np.random.default_rng(8), 40, chained=False)
     trie = build_trie(w, "none")
-    router = make_router(
-        ROUTERS["cache_aware"](max_tree_size=160, chars_per_token=4.0), RouterContext(w, 2, 0, lambda: trie)
-    )
-    for r in range(w.n):
-        router._enter(router._prompt_spans(r), r % 2)
-    router._trim_all()
-    for replica in (0, 1):
-        held = np.flatnonzero(router.sent[replica])
-        assert router.size_tokens[replica] == trie.element_tokens[held].sum() <= 40
-        for e in held:  # prefix-closed, and never older than what was trimmed above it
-            if trie.parent[e] >= 0:
-                assert router.sent[replica, trie.parent[e]] >= router.sent[replica, e]
-    for e in range(trie.n_elements):
-        assert (router.last[e] >= 0) == bool(router.sent[:, e].any())
+
+    class View:
+        now_ns, loads = 0, (0, 0)
+
+        def outstanding(self, replica):
+            return self.loads[replica]
+
+    router = make_router(ROUTERS["cache_aware"](), RouterContext(w, 2, 0, lambda: trie))
+    view = View()
+    view.loads = (3, 2)
+    assert router.route(0, view) == 1  # nothing known: the least loaded
+    view.loads = (0, 64)
+    assert router.route(0, view) == 1  # all of it known there, and 64 more is not too many
+    view.loads = (0, 65)
+    assert router.route(0, view) == 0  # 65 more is
+    view.loads = (130, 195)
+    assert router.route(0, view) == 0  # not 1.5 times as many: balanced, and sent to 0 last
 
 
 def test_pending_is_ordered_by_time_then_request():

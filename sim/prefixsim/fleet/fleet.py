@@ -71,7 +71,6 @@ class Fleet:
         self.next_ns = np.full(len(self.engines), NEVER, dtype=np.int64)
         self.wakes: list[simpy.Event] = [self.env.event() for _ in self.engines]
         self.alarms: list[simpy.Event | None] = [None] * len(self.engines)
-        self.sent = [0] * len(self.engines)
         self.caught_up_ns = [-1] * len(self.engines)
         self.released = 0
         self.looks = Pending(first, np.maximum(arrival_ns[first] - router.lag_ns, 0)) if router.lag_ns else None
@@ -103,9 +102,11 @@ class Fleet:
 
     def _catch_up(self, replica: int) -> None:
         """Runs the steps scheduled before this instant (in eager runs its own process has done so: then none is left)."""
-        if self.caught_up_ns[replica] < self.now_ns:
-            self.caught_up_ns[replica] = self.now_ns
-            self._advance(replica, self.now_ns)
+        now = self.env.now
+        if self.caught_up_ns[replica] < now:
+            self.caught_up_ns[replica] = now
+            if self.next_ns[replica] <= now:
+                self._advance(replica, now)
 
     # ---- serving ------------------------------------------------------------------------------------------------
 
@@ -137,8 +138,7 @@ class Fleet:
             mine = replicas == i
             if len(self.engines) == 1:
                 mine = np.ones(len(requests), dtype=np.bool_)
-            self.sent[i] = int(mine.sum())
-            if self.sent[i]:
+            if mine.any():
                 engine.submit(np.ascontiguousarray(requests[mine]), np.ascontiguousarray(times[mine]))
         self.released = len(requests)
 
@@ -165,6 +165,11 @@ class Fleet:
             if upcoming == NEVER and not self.eager:
                 for i in range(len(self.engines)):
                     self._ring(i)
+            if not self.eager:
+                if upcoming == NEVER:
+                    return
+                yield self.env.timeout(upcoming - self.env.now)
+                continue
             self.bell, self.bell_ns = self.env.event(), NEVER
             self._set_bell(upcoming)
             yield self.bell
@@ -236,8 +241,8 @@ class Fleet:
             self.rows[request, REQ_REPLICA] = replica
             self.rows[request, REQ_RELEASED_NS] = at
             self.engines[replica].submit(np.array([request], dtype=np.int64), np.array([at], dtype=np.int64))
-            self.sent[replica] += 1
             self.released += 1
+            self.next_ns[replica] = min(self.next_ns[replica], at)  # unknown before the next `advance`: at least `at`
             if self.eager:
                 self._advance(replica, at)  # schedules nothing before `at`: only tells when it wants to act
                 self._set_alarm(replica)

@@ -34,13 +34,11 @@ class Pending:
 
     def take(self, until_ns: int) -> list[tuple[int, int]]:
         """(time, request) of all with time <= until_ns, in order; they are pending no more."""
-        start = self.cursor
-        if start < len(self.times_ns) and int(self.times_ns[start]) <= until_ns:
-            end = start + int(np.searchsorted(self.times_ns[start:], until_ns, side="right"))
-            self.cursor = end
-            out = list(zip(self.times_ns[start:end].tolist(), self.requests[start:end].tolist(), strict=True))
-        else:
-            out = []
+        out: list[tuple[int, int]] = []
+        times, n = self.times_ns, len(self.times_ns)
+        while self.cursor < n and times[self.cursor] <= until_ns:
+            out.append((int(times[self.cursor]), int(self.requests[self.cursor])))
+            self.cursor += 1
         if self.heap and self.heap[0][0] <= until_ns:
             while self.heap and self.heap[0][0] <= until_ns:
                 out.append(heapq.heappop(self.heap))
