@@ -74,7 +74,7 @@ class Run:
     >>> vllm = done.engines["vllm"]
     >>> sum(vllm.ledger.values()) == vllm.prompt_tokens
     True
-    >>> done.requests("vllm")["cached_tokens"].sum() == vllm.cached_tokens
+    >>> int(done.requests("vllm")["cached_tokens"].sum()) == vllm.cached_tokens
     True
     """
 
