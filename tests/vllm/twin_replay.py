@@ -39,6 +39,7 @@ def twin_config(c: dict[str, Any]) -> TwinConfig:
         enable_prefix_caching=c.get("enable_prefix_caching", True),
         split_free_queue=c.get("split_free_queue", True),
         turn_ns=1,
+        golden_loop=True,
     )
 
 
