@@ -46,7 +46,7 @@ class Outline(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.inside not in ("script", "style"):
-            self.words.append(data)
+            self.words.append(data.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def page_of(folder: Path) -> str:

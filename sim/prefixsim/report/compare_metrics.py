@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,10 @@ from prefixsim.report import facts
 from prefixsim.report.exposition import Sample, is_gauge, is_share, parse, split_name
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.prometheus import HISTOGRAMS, chosen, family_of, histograms
+from prefixsim.report.request_log import LINE_LIMIT, Logged, read_log
 from prefixsim.report.tables import find_table, read_chunks
 
-SCRAPE_LIMIT, LINE_LIMIT = 64 << 20, 1 << 20
+SCRAPE_LIMIT = 64 << 20
 OLD_NAMES = {
     "vllm:gpu_prefix_cache_queries": "vllm:prefix_cache_queries",
     "vllm:gpu_prefix_cache_hits": "vllm:prefix_cache_hits",
@@ -260,104 +259,7 @@ def _bucket_quantile(rows: Sequence[tuple[float, float]], share: float) -> float
     return None
 
 
-# ---- request log -------------------------------------------------------------------------------------------------
-
-_USAGE = ("usage", "response.usage", "response.body.usage", "body.usage")
-ID_KEYS = ("id", "request_id", "custom_id", "rid")
-PROMPT_KEYS = (
-    "prompt_tokens",
-    "input_tokens",
-    "prompt_len",
-    *(f"{u}.{k}" for u in _USAGE for k in ("prompt_tokens", "input_tokens")),
-)
-CACHED_KEYS = (
-    "cached_tokens",
-    "num_cached_tokens",
-    *(
-        f"{u}.{k}"
-        for u in _USAGE
-        for k in ("prompt_tokens_details.cached_tokens", "cached_tokens", "cache_read_input_tokens")
-    ),
-    "meta_info.cached_tokens",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """One request of a log: id (None: no id), prompt tokens (None: not given), cached tokens; said: the log has them (else
-    0 is taken, as servers leave the details out where nothing was cached)."""
-
-    id: str | None
-    prompt: float | None
-    cached: float
-    said: bool
-
-
-def read_log(path: Path, kind: str) -> Iterator[Logged]:
-    """Requests of a JSONL or CSV log. Raises InputError with the line number."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as f:
-        rows = _json_rows(path, f) if kind == "jsonl" else _csv_rows(path, f)
-        for line, row in rows:
-            cached = _first_number(row, CACHED_KEYS)
-            prompt = _first_number(row, PROMPT_KEYS)
-            said = cached is not None
-            if cached is None and any(facts.number(row, *u.split("."), "prompt_tokens") is not None for u in _USAGE):
-                cached = 0.0
-            if cached is None:
-                wanted = "cached_tokens (or usage.prompt_tokens_details.cached_tokens)"
-                raise InputError(Problem(f"has no {wanted}", file=str(path), line=line))
-            if cached < 0 or (prompt is not None and cached > prompt):
-                raise InputError(
-                    Problem(f"cached_tokens {cached:g} does not fit prompt_tokens {prompt}", file=str(path), line=line)
-                )
-            name = next((row[k] for k in ID_KEYS if row.get(k) not in (None, "")), None)
-            yield Logged(None if name is None else str(name), prompt, cached, said)
-
-
-def _json_rows(path: Path, f: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    while line := f.readline(LINE_LIMIT + 1):
-        number += 1
-        if len(line) > LINE_LIMIT:
-            raise InputError(Problem("a line is longer than 1 MiB", file=str(path), line=number))
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as exc:
-            raise InputError(Problem(f"is not JSON: {str(exc)[:100]}", file=str(path), line=number)) from None
-        if not isinstance(row, dict):
-            raise InputError(Problem(f"expected a mapping, found {type(row).__name__}", file=str(path), line=number))
-        yield number, row
-
-
-def _csv_rows(path: Path, f: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.DictReader(f, strict=True)
-    try:
-        for row in reader:
-            yield (
-                reader.line_num,
-                {k: v if k in ID_KEYS else _number_or_text(v) for k, v in row.items() if isinstance(k, str)},
-            )
-    except csv.Error as exc:
-        raise InputError(Problem(f"is not CSV: {exc}", file=str(path), line=reader.line_num)) from None
-
-
-def _number_or_text(value: Any) -> Any:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return value
-
-
-def _first_number(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    for key in keys:
-        value = facts.number(row, key)
-        if value is None:
-            value = facts.number(row, *key.split("."))
-        if value is not None:
-            return value
-    return None
+# ---- request log --------------------------------------------------------------------------------------------------
 
 
 def _compare_log(run: RunFolder, source: Path, engine: str | None, kind: str) -> Comparison:

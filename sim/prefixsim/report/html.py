@@ -13,10 +13,12 @@ from pathlib import Path
 
 from prefixsim.errors import OutputError
 from prefixsim.report import figures as figs
+from prefixsim.report import figures_cache as cache
 from prefixsim.report import sections as html
 from prefixsim.report.collect import collect
 from prefixsim.report.figures import Figure
 from prefixsim.report.folder import RunFolder, open_run
+from prefixsim.report.setup import setup_section
 
 SIZE_LIMIT = 8_000_000
 POLICY = (
@@ -49,9 +51,9 @@ def render(run: RunFolder) -> str:
     missing = [*missing, *run.absent]
     time = figs.over_time(run, data)
     latency = figs.latency(run, data)
-    who = figs.who_hits(run, data)
-    curves = figs.capacity(run, data)
-    fleet = figs.replicas(run, data)
+    who = cache.who_hits(run, data)
+    curves = cache.capacity(run, data)
+    fleet = cache.replicas(run, data)
     if len(data) > figs.MAX_ENGINES:
         missing.append(f"Figures show the first {figs.MAX_ENGINES} of {len(data)} engines; tables have all.")
     no_curves = (
@@ -80,7 +82,7 @@ def render(run: RunFolder) -> str:
         html.section("capacity", "Capacity", html.figures(curves) or html.absent(no_curves)),
         html.divergence_section(run),
         html.replica_section(run, data, fleet),
-        html.setup_section(run, missing),
+        setup_section(run, missing),
     ]
     page = page_of(run.summary.get("name") or "run", NAV, "".join(body), [*time, *latency, *who, *curves, *fleet])
     if len(page.encode()) > SIZE_LIMIT:  # every part is bounded; this guards the promise
