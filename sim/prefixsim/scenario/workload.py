@@ -12,6 +12,17 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 from prefixsim.scenario.arrivals import Arrivals
 from prefixsim.scenario.base import Strict
 from prefixsim.scenario.distribution import Distribution, constant
+from prefixsim.scenario.generators import (
+    AgentsWorkload,
+    FewShotWorkload,
+    GeneratedSharedPrefixWorkload,
+    PrefixRepetitionWorkload,
+    RagWorkload,
+    ReuseWorkload,
+    ScanWorkload,
+    SharedPrefixWorkload,
+    TreeOfThoughtWorkload,
+)
 
 MAX_REQUESTS = 200_000_000
 
@@ -185,25 +196,65 @@ class SessionsWorkload(SessionKnobs):
         return self
 
 
+class Part(Strict):
+    """A workload in a mix."""
+
+    name: str = Field(min_length=1)
+    """Its own random streams hang on the name; groups are called NAME/GROUP."""
+    workload: WorkloadSpec
+
+
+class MixWorkload(Strict):
+    """Several workloads on one server, in order of arrival. They share no content: adding one changes no other."""
+
+    mix: list[Part] = Field(min_length=1, max_length=100)
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        names = [p.name for p in self.mix]
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ValueError(f"two parts are called {sorted(twice)[0]!r}")
+        return self
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, dict):
-        if "trace" in value:
-            return "trace"
-        if "mix" in value:
-            return "mix"
+        for key in ("trace", "mix"):
+            if key in value:
+                return key
         return str(value.get("generator", ""))
-    if isinstance(value, TraceWorkload):
-        return "trace"
-    return str(getattr(value, "generator", "mix"))
+    for key, model in (("trace", TraceWorkload), ("mix", MixWorkload)):
+        if isinstance(value, model):
+            return key
+    return str(getattr(value, "generator", ""))
 
+
+GENERATORS = (
+    "sessions", "few_shot", "rag", "agents", "tree_of_thought", "scan", "reuse", "prefix_repetition",
+    "generated-shared-prefix", "shared_prefix",
+)  # fmt: skip
 
 WorkloadSpec = Annotated[
-    Annotated[TraceWorkload, Tag("trace")] | Annotated[SessionsWorkload, Tag("sessions")],
+    Annotated[TraceWorkload, Tag("trace")]
+    | Annotated[SessionsWorkload, Tag("sessions")]
+    | Annotated[FewShotWorkload, Tag("few_shot")]
+    | Annotated[RagWorkload, Tag("rag")]
+    | Annotated[AgentsWorkload, Tag("agents")]
+    | Annotated[TreeOfThoughtWorkload, Tag("tree_of_thought")]
+    | Annotated[ScanWorkload, Tag("scan")]
+    | Annotated[ReuseWorkload, Tag("reuse")]
+    | Annotated[PrefixRepetitionWorkload, Tag("prefix_repetition")]
+    | Annotated[GeneratedSharedPrefixWorkload, Tag("generated-shared-prefix")]
+    | Annotated[SharedPrefixWorkload, Tag("shared_prefix")]
+    | Annotated[MixWorkload, Tag("mix")],
     Discriminator(
         _kind,
         custom_error_type="workload_kind",
-        custom_error_message="a workload has `trace: {path: ...}`, or `generator:` with one of: sessions",
+        custom_error_message="a workload has `trace: {path: ...}`, `mix: [...]`, or `generator:` with one of "
+        + ", ".join(GENERATORS),
     ),
 ]
+Part.model_rebuild()
+MixWorkload.model_rebuild()
 WORKLOAD: TypeAdapter[Any] = TypeAdapter(WorkloadSpec)
 """Validates a workload section by itself."""

@@ -234,7 +234,8 @@ def check(w: Workload) -> None:
     )
     for name, low in _CODES.items():
         code = getattr(w, name)
-        sound = sound and bool((code >= low).all() and (code < max(1, len(getattr(w, f"{name}_names")))).all())
+        names = len(getattr(w, f"{name}_names"))
+        sound = sound and bool((code >= low).all() and (names == 0 or (code < names).all()))
     if not sound:
         raise ValueError("inconsistent")
     lengths = np.ones(a, np.int64) if w.atom_tokens is None else w.atom_tokens.astype(np.int64)

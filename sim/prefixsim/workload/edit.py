@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from prefixsim.workload.ragged import gather, offsets
 from prefixsim.workload.streams import stream
@@ -133,3 +134,78 @@ def forget_outputs(w: Workload) -> Workload:
         atom_offset=offsets(w.prompt_atoms),
         source=add_to_source(w.source, decision),
     )
+
+
+def concatenate(parts: list[Workload], kind: str) -> Workload:
+    """Workloads one after another, contents and sessions kept apart; namespaces of equal name are the same namespace."""
+    atoms, rows = 0, 0
+    ids: list[npt.NDArray[np.int32]] = []
+    after: list[npt.NDArray[np.int32]] = []
+    for w in parts:
+        if atoms + (int(w.atom_id.max()) if w.atom_id.shape[0] else 0) >= (1 << 31) - 1:
+            raise OverflowError("more than 2^31 distinct contents in all parts")
+        ids.append(w.atom_id + np.int32(atoms))
+        atoms += int(w.atom_id.max()) + 1 if w.atom_id.shape[0] else 0
+        after.append(np.where(w.after >= 0, w.after + rows, -1).astype(np.int32))
+        rows += w.n
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(w, name) for w in parts])
+        for name in _ROW_COLUMNS
+        if name not in ("session", "group", "tenant", "salt", "lora", "extra_key")
+    }
+    for name in ("session", "group", "tenant"):
+        codes, base = [], 0
+        for w in parts:
+            own = getattr(w, name)
+            codes.append(np.where(own >= 0, own + base, -1).astype(np.int32))
+            base += max(len(getattr(w, f"{name}_names")), int(own.max()) + 1 if w.n else 0)
+        columns[name] = np.concatenate(codes)
+        columns[f"{name}_names"] = tuple(
+            n
+            for w in parts
+            for n in _padded(getattr(w, f"{name}_names"), int(getattr(w, name).max()) + 1 if w.n else 0, name)
+        )
+    for name in ("salt", "lora", "extra_key"):
+        table: dict[str, int] = {"": 0}
+        codes = []
+        for w in parts:
+            names = getattr(w, f"{name}_names")
+            codes.append(np.array([table.setdefault(n, len(table)) for n in names], dtype=np.int32)[getattr(w, name)])
+        columns[name], columns[f"{name}_names"] = np.concatenate(codes), tuple(table)
+    lengths = None
+    if any(w.atom_tokens is not None for w in parts):
+        lengths = np.concatenate(
+            [np.ones(w.atom_id.shape[0], np.int32) if w.atom_tokens is None else w.atom_tokens for w in parts]
+        )
+    known = [w.reported_cached_tokens for w in parts]
+    cached = None
+    if any(k is not None for k in known):
+        cached = np.concatenate(
+            [np.full(w.n, -1, np.int64) if k is None else k for w, k in zip(parts, known, strict=True)]
+        )
+    source = Source(
+        kind=kind,
+        content_known=all(w.source.content_known for w in parts),
+        synthetic=any(w.source.synthetic for w in parts),
+        block_tokens=max(w.source.block_tokens for w in parts),
+        decisions=tuple(d for w in parts for d in w.source.decisions),
+        counts={f"{k}:{name}": v for k, w in enumerate(parts) for name, v in w.source.counts.items()},
+        notes=tuple(dict.fromkeys(n for w in parts for n in w.source.notes)),
+    )
+    named = all(w.ids is not None for w in parts)
+    return Workload(
+        after=np.concatenate(after),
+        atom_offset=offsets(np.concatenate([np.diff(w.atom_offset) for w in parts])),
+        atom_id=np.concatenate(ids),
+        atom_tokens=lengths,
+        max_tokens_assumed=any(w.max_tokens_assumed for w in parts),
+        source=source,
+        ids=tuple(f"{k}:{i}" for k, w in enumerate(parts) for i in w.ids or ()) if named else None,
+        reported_cached_tokens=cached,
+        **columns,
+    )
+
+
+def _padded(names: tuple[str, ...], least: int, what: str) -> tuple[str, ...]:
+    """Names for all codes, made up where a table has none."""
+    return names if len(names) >= least else names + tuple(f"{what}-{k}" for k in range(len(names), least))

@@ -149,3 +149,24 @@ def as_arrays(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Rows as (offsets, flat)."""
     offset = np.cumsum([0, *map(len, rows)])
     return offset, np.array([x for row in rows for x in row], dtype=np.int64)
+
+
+def choose_sources(
+    length: Sequence[int], prompts: Sequence[int], shared: Sequence[int], back: Sequence[int], around: int
+) -> tuple[list[int], list[int]]:
+    """Twin of `generators.reuse_kernels.choose_sources`: (source, taken tokens) of every request."""
+    source, taken = [], []
+    for r in range(len(length)):
+        want = min(shared[r], prompts[r])
+        middle = max(0, r - max(1, back[r]))
+        steps = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(2 * around)]
+        looked = [s for s in (middle + d for d in steps) if 0 <= s < r]
+        if want == 0 or not looked:
+            source.append(-1)
+            taken.append(0)
+            continue
+        long = [s for s in looked if length[s] - 1 >= want]
+        best = long[0] if long else max(looked, key=lambda s: length[s])
+        source.append(best)
+        taken.append(min(want, length[best] - 1))
+    return source, taken

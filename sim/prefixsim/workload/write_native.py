@@ -68,7 +68,9 @@ def _row(w: Workload, r: int, atoms: list[int], lengths: list[int] | None, a: in
         ("extra_key", w.extra_key, w.extra_key_names),
     ):
         c = int(code[r])
-        if c >= 0 and names and (names[c] or key in ("session", "group", "tenant")):
+        if c >= 0 and not names:
+            row[key] = f"{key}-{c}"
+        elif c >= 0 and (names[c] or key in ("session", "group", "tenant")):
             row[key] = names[c]
     if w.priority[r]:
         row["priority"] = int(w.priority[r])

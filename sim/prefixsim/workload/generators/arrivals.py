@@ -66,8 +66,10 @@ def _bend(seconds: np.ndarray, a: Arrivals) -> np.ndarray:
     done = np.concatenate([[0.0], np.cumsum(weights)]) / len(weights)  # share of a period's arrivals
     clock = np.linspace(0.0, 1.0, len(weights) + 1)
     whole, part = np.divmod(seconds / period, 1.0)
-    rising = np.concatenate([[True], np.diff(done) > 0])  # slots of rate 0 are jumped over
-    return np.asarray((whole + np.interp(part, done[rising], clock[rising])) * period)
+    slot = np.clip(np.searchsorted(done, part, side="right") - 1, 0, len(weights) - 1)
+    slot = np.where(weights[slot] > 0, slot, np.flatnonzero(weights)[-1])  # slots of rate 0 are jumped over
+    inside = (part - done[slot]) / (done[slot + 1] - done[slot])
+    return np.asarray((whole + clock[slot] + inside / len(weights)) * period)
 
 
 def _replay(a: Arrivals, n: int, context: GenerateContext) -> I64:

@@ -12,32 +12,12 @@ from prefixsim.scenario.workload import Segment, SessionsWorkload, Template
 from prefixsim.workload.edit import order_quietly, take
 from prefixsim.workload.generators.arrivals import session_starts
 from prefixsim.workload.generators.assemble import Pieces, assemble
+from prefixsim.workload.generators.build import Ids
 from prefixsim.workload.generators.registry import GenerateContext, register, synthetic_source
 from prefixsim.workload.links import resolve
 from prefixsim.workload.ragged import offsets
 from prefixsim.workload.streams import sample, sample_tokens, stream, weighted_choice, zipf_choice
 from prefixsim.workload.table import I64, Workload, make_workload
-
-
-class Ids:
-    """Hands out content ids: one for each (shared name, variant), fresh ones for unique parts."""
-
-    def __init__(self) -> None:
-        self.next = 0
-        self.bases: dict[str, int] = {}
-
-    def fresh(self, n: int) -> I64:
-        """n new ids."""
-        self.next += n
-        if self.next >= 1 << 31:
-            raise ScenarioError("more than 2^31 distinct parts of prompts")
-        return np.arange(self.next - n, self.next, dtype=np.int64)
-
-    def shared(self, name: str, n: int) -> int:
-        """First id of the n variants of a shared name."""
-        if name not in self.bases:
-            self.bases[name] = int(self.fresh(n)[0])
-        return self.bases[name]
 
 
 @dataclass(slots=True)
