@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixsim import run
+from prefixsim import pipeline as run
 from prefixsim.analysis.ceilings import ceilings
 from prefixsim.analysis.curve_kernels import by_first_use, optimal_hits, reuses
 from prefixsim.analysis.curves import curves
