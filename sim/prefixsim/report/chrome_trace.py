@@ -7,6 +7,7 @@ the phases queued, prefill and decode. Times are microseconds from the start of 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ def _events(
 
     for chunk in read_chunks(timeline, _STEP_COLUMNS, ("engine",)) if timeline else ():
         n = chunk.numbers
-        for i in np.flatnonzero((n["end_s"] >= from_s) & (n["start_s"] <= to_s)).tolist():
+        for i in np.flatnonzero((n["end_s"] >= from_s) & (n["start_s"] <= to_s) & (n["replica"] >= 0)).tolist():
             if chunk.texts["engine"][i] in engines:
                 yield from _step(chunk, i, process(chunk.texts["engine"][i], n["replica"][i]))
     number = 0
@@ -96,13 +97,17 @@ def _events(
                 yield from _request(chunk, i, number, process(chunk.texts["engine"][i], n["replica"][i]))
 
 
+def _whole(value: float) -> int:
+    return 0 if math.isnan(value) else int(value)
+
+
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
 def _step(chunk: Chunk, i: int, pid: int) -> Iterator[dict[str, Any]]:
     row = {name: column[i] for name, column in chunk.numbers.items()}
-    prefill, decode = int(row["prefill_tokens"]), int(row["scheduled_tokens"] - row["prefill_tokens"])
+    prefill, decode = _whole(row["prefill_tokens"]), _whole(row["scheduled_tokens"] - row["prefill_tokens"])
     kind = "prefill + decode" if prefill and decode else "prefill" if prefill else "decode"
     yield {
         "ph": "X",
@@ -111,16 +116,16 @@ def _step(chunk: Chunk, i: int, pid: int) -> Iterator[dict[str, Any]]:
         "name": kind,
         "ts": _us(row["start_s"]),
         "dur": _us(row["end_s"] - row["start_s"]),
-        "args": {"prefill_tokens": prefill, "decode_tokens": decode, "running": int(row["running"])},
+        "args": {"prefill_tokens": prefill, "decode_tokens": decode, "running": _whole(row["running"])},
     }
     for name, column in (("running", "running"), ("waiting", "waiting"), ("KV tokens in use", "kv_used_tokens")):
-        yield {"ph": "C", "pid": pid, "name": name, "ts": _us(row["start_s"]), "args": {"value": int(row[column])}}
+        yield {"ph": "C", "pid": pid, "name": name, "ts": _us(row["start_s"]), "args": {"value": _whole(row[column])}}
 
 
 def _request(chunk: Chunk, i: int, number: int, pid: int) -> Iterator[dict[str, Any]]:
     row = {name: column[i] for name, column in chunk.numbers.items()}
     base = {"cat": "request", "id": number, "pid": pid, "tid": 2}
-    args = {name: int(row[name]) for name in ("lookup_tokens", "cached_tokens", "preemptions")}
+    args = {name: _whole(row[name]) for name in ("lookup_tokens", "cached_tokens", "preemptions")}
     if "group" in chunk.texts:
         args |= {"group": facts.clean(chunk.texts["group"][i], 100)}  # type: ignore[dict-item]
     name = f"request {facts.clean(chunk.texts['id'][i], 60)}"

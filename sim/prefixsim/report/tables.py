@@ -109,21 +109,29 @@ def _source(name: str, have: Sequence[str]) -> str | None:
 
 def _to_numbers(path: Path, start: int, name: str, cells: Sequence[Any]) -> F64:
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iufb":
-        return cells.astype(np.float64)
-    try:
-        return np.array(cells, dtype=np.float64)
-    except (ValueError, OverflowError):
-        pass
-    out = np.empty(len(cells))
-    for i, cell in enumerate(cells):
+        out = cells.astype(np.float64)
+    else:
         try:
-            out[i] = float(cell) if cell not in ("", None) else np.nan
+            out = np.array(cells, dtype=np.float64)
         except (ValueError, OverflowError):
-            found = str(cell)[:40]
-            raise InputError(
-                Problem(f"expected a number, found '{found}'", file=str(path), line=start + i, key=name)
-            ) from None
+            out = np.array([_number(path, start + i, name, cell) for i, cell in enumerate(cells)])
+    endless = np.flatnonzero(np.isinf(out))
+    if len(endless):
+        raise _no_number(path, start + int(endless[0]), name, cells[int(endless[0])])
     return out
+
+
+def _number(path: Path, line: int, name: str, cell: Any) -> float:
+    if cell is None or cell == "":
+        return float("nan")
+    try:
+        return float(cell)
+    except (ValueError, OverflowError, TypeError):
+        raise _no_number(path, line, name, cell) from None
+
+
+def _no_number(path: Path, line: int, name: str, cell: Any) -> InputError:
+    return InputError(Problem(f"expected a number, found '{str(cell)[:40]}'", file=str(path), line=line, key=name))
 
 
 # ---- the three file kinds ----------------------------------------------------------------------------------------
