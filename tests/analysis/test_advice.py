@@ -7,10 +7,9 @@ import pytest
 from tests.analysis.helpers import token_rows
 from tests.analysis.test_divergence import RNG, SYSTEM, atoms, user
 
-from prefixsim.analysis.advice import move_plans, prompt_advice
+from prefixsim.analysis.advice import move_back, prompt_advice
 from prefixsim.analysis.ceilings import ceilings
 from prefixsim.analysis.divergence import divergence_points
-from prefixsim.analysis.rewrite import rewrite
 from prefixsim.workload.intern import build_trie
 
 
@@ -34,9 +33,8 @@ def test_a_timestamp_is_moved_behind_the_system_prompt():
     assert "behind the 300 shared tokens" in best.text
     assert best.saved_tokens == (n - 1) * (302 // 16 * 16)
     point = divergence_points(workload)[0]
-    plans, behind = move_plans(workload, point, "vllm")
+    moved, behind = move_back(workload, point, "vllm")
     assert behind == 300
-    moved = rewrite(workload, plans)
     row = moved.atom_id[moved.atom_offset[5] : moved.atom_offset[6]].tolist()
     assert row[:302] == [7, 7, *SYSTEM]
     assert row[302] == 1_000_005

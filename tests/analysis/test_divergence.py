@@ -13,7 +13,7 @@ from prefixsim.analysis import reference
 from prefixsim.analysis.ceilings import ceilings
 from prefixsim.analysis.certainties import certain, certainties, shared_lengths
 from prefixsim.analysis.divergence import divergence_points
-from prefixsim.analysis.rewrite import Keep, Put, rewrite
+from prefixsim.analysis.rewrite import Keep, Put, move, rewrite
 from prefixsim.workload.table import Source, make_workload
 
 RNG = np.random.default_rng(11)
@@ -133,6 +133,30 @@ def test_rewrite_is_what_the_plan_says(workload, data):
             assert agree <= reference.common(expected[r], expected[q]) or workload.atom_tokens is not None
             if workload.atom_tokens is None and workload.n == len(plans):
                 assert agree == reference.common(expected[r], expected[q])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(workloads(), st.data())
+def test_compiled_move_is_the_plan(workload, data):
+    """The compiled way and the plan written out give rows that agree with each other as before."""
+    rows, places, plans = [], [], {}
+    drop = data.draw(st.booleans())
+    for r in range(workload.n):
+        if data.draw(st.booleans()):
+            b, e, t = sorted(data.draw(st.integers(0, int(workload.prompt_tokens[r]))) for _ in range(3))
+            rows.append(r)
+            places.append((b, e, e if drop else t))
+            plans[r] = (Keep(0, b), Keep(e, -1)) if drop else (Keep(0, b), Keep(e, t), Keep(b, e), Keep(t, -1))
+    begin, end, to = np.array(places, dtype=np.int64).reshape(-1, 3).T
+    got = move(workload, np.array(rows, dtype=np.int64), begin, end, None if drop else to)
+    expected = rewrite(workload, plans)
+    assert got.prompt_tokens.tolist() == expected.prompt_tokens.tolist()
+    assert got.output_tokens.tolist() == expected.output_tokens.tolist()
+    left, right = reference.expand(got, "none"), reference.expand(expected, "none")
+    assert [len(row) for row in left] == [len(row) for row in right]
+    if workload.atom_tokens is None:
+        assert left == right
+    assert ceilings(got).prefix_tokens.tolist() == ceilings(expected).prefix_tokens.tolist()
 
 
 def test_certain_zero_is_said():

@@ -14,7 +14,7 @@ import numpy as np
 
 from prefixsim.analysis.ceilings import Ceilings, ceilings
 from prefixsim.analysis.divergence import Divergence, common_order, divergence_rows, piece_owners
-from prefixsim.analysis.rewrite import Keep, Plan, Put, only, rewrite
+from prefixsim.analysis.rewrite import Keep, Put, move, only, rewrite
 from prefixsim.analysis.segments import build_segments, inserted_tokens, shared_with_others
 from prefixsim.workload.intern import NamespaceRule, Trie, build_trie
 from prefixsim.workload.table import I64, Workload
@@ -73,9 +73,9 @@ def prompt_advice(
 
     for point in [p for p in points if p.lost_tokens > LEAST_GAIN * before[1]][:top]:
         if point.kind in MOVABLE:
-            plans, behind = move_plans(workload, point, rule)
-            if plans:
-                made.append(measured("move", _move_text(point, behind), rewrite(workload, plans)))
+            changed, behind = move_back(workload, point, rule)
+            if behind:
+                made.append(measured("move", _move_text(point, behind), changed))
         elif point.kind == "reordered":
             changed = rewrite(workload, common_order(workload, point.rows, point.depth))
             text = f"put the parts {_place(point.depth)}{_of(point)} in one fixed order (the commonest first)"
@@ -120,32 +120,22 @@ def _move_text(point: Divergence, behind: int) -> str:
     return f"move the differing piece ({size} {_place(point.depth)}{_of(point)}) behind the {behind:,} shared tokens that follow it"
 
 
-def move_plans(workload: Workload, point: Divergence, rule: NamespaceRule) -> tuple[dict[int, Plan], int]:
-    """Plans that put each row's differing piece behind what it then shares with rows of *other* pieces; and how many tokens
-    that is (median of the rows moved)."""
-    here = only(workload, point.rows)
-    cut = {
-        i: (Keep(0, point.depth), Keep(int(end), -1))
-        for i, end in enumerate(point.cut_to.tolist())
-        if end > point.depth
-    }
-    without = rewrite(here, cut)
-    owner = piece_owners(workload, point)
+def move_back(workload: Workload, point: Divergence, rule: NamespaceRule) -> tuple[Workload, int]:
+    """A copy in which each row's differing piece stands behind what it then shares with rows of *other* pieces; and how many
+    tokens that is (median of the rows moved; 0: nothing to move)."""
+    rows, end = point.rows, point.cut_to
+    here = only(workload, rows)
+    depth = np.full(rows.shape[0], point.depth)
+    has = np.flatnonzero(end > depth)
+    without = move(here, has, depth[has], end[has], None)
     segments = build_segments(build_trie(without, rule))
-    shared = shared_with_others(segments, without.prompt_tokens, inserted_tokens(without), owner)
-    plans: dict[int, Plan] = {}
-    behind = []
-    for i, r in enumerate(point.rows.tolist()):
-        end, ahead = int(point.cut_to[i]), int(shared[i]) - point.depth
-        if end > point.depth and ahead > 0:
-            plans[r] = (
-                Keep(0, point.depth),
-                Keep(end, end + ahead),
-                Keep(point.depth, end),
-                Keep(end + ahead, -1),
-            )
-            behind.append(ahead)
-    return plans, int(np.median(behind)) if behind else 0
+    owner = piece_owners(workload, point)
+    ahead = shared_with_others(segments, without.prompt_tokens, inserted_tokens(without), owner) - depth
+    moves = (end > depth) & (ahead > 0)
+    if not moves.any():
+        return workload, 0
+    changed = move(workload, rows[moves], depth[moves], end[moves], (end + ahead)[moves])
+    return changed, int(np.median(ahead[moves]))
 
 
 def _uneven_ends(workload: Workload, trie: Trie, granularity: int, top: int) -> list[tuple[int, I64, str, int]]:

@@ -15,21 +15,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from prefixsim.analysis.ceilings import ceilings, require_content
-from prefixsim.analysis.divergence_kernels import point_bounds
-from prefixsim.analysis.rewrite import Keep, Plan, only, rewrite
+from prefixsim.analysis.divergence_kernels import (
+    atom_anchor,
+    first_atom_anchor,
+    first_token_anchor,
+    point_bounds,
+    token_anchor,
+)
+from prefixsim.analysis.rewrite import Keep, Plan, move, only, rewrite
 from prefixsim.analysis.segments import Segments, build_segments
 from prefixsim.workload.intern import NamespaceRule, Trie, build_trie
 from prefixsim.workload.table import BOOL, I64, Workload
 
-U64 = npt.NDArray[np.uint64]
 WINDOW_TOKENS = 64
 """Points this close behind another one are seen as part of its piece (a timestamp splits at each of its digits)."""
 ANCHOR_TOKENS = 8
 """So many equal tokens in two branches are taken as the same content."""
-SAMPLE, SCAN, MOST_ROWS, EXAMPLES = 64, 4096, 20_000, 3
+SAMPLE, SCAN, MOST_ROWS, EXAMPLES = 64, 4096, 200_000, 3
 UNIQUE_SHARE = 0.95
 
 
@@ -39,7 +43,8 @@ class Divergence:
     (all, where none was found); branches: distinct differing pieces (or continuations). kind: see KINDS. piece_tokens: (least, median, most) tokens of the piece.
     lost_tokens: prompt tokens behind the pieces that an infinite cache would serve more if the pieces were equal.
     groups: (group, requests, lost tokens), most lost first. examples: differing pieces as content/token ids.
-    rows int64 (k,), cut_to int64 (k,): the rows and where their piece ends (tokens from their start)."""
+    rows int64 (k,), cut_to int64 (k,): the rows and where their piece ends (tokens from their start). sampled_from: 0, or how
+    many rows there are in truth where only evenly spread ones were looked at: all numbers are then those of the sample."""
 
     depth: int
     requests: int
@@ -53,7 +58,7 @@ class Divergence:
     bound_tokens: int
     rows: I64 = field(repr=False)
     cut_to: I64 = field(repr=False)
-    child: I64 = field(repr=False)
+    sampled_from: int = 0
 
     def sentence(self) -> str:
         """What a person should read."""
@@ -62,6 +67,8 @@ class Divergence:
         of = f" of group {' and '.join(names)}" if names else ""
         some = f"{self.differing:,} of {self.requests:,}" if self.differing < self.requests else f"{self.requests:,}"
         head = f"{where}{of}: {some} requests go {self.branches:,} ways"
+        if self.sampled_from:
+            head = f"(of {self.sampled_from:,} requests, {self.requests:,} evenly spread ones were looked at) {head}"
         if self.kind == "content":
             return f"{head}; what follows differs to the end (new content), so nothing is lost here"
         least, median, most = self.piece_tokens
@@ -237,69 +244,50 @@ def piece_owners(workload: Workload, point: Divergence) -> I64:
 # ---- comparing continuations -------------------------------------------------------------------------------------
 
 
-def _anchors(workload: Workload, r: int, depth: int, limit: int) -> tuple[U64, I64, I64]:
-    """Hashes of what follows in row r's prompt behind `depth`: (hash, tokens from `depth` to its start, tokens it covers).
-    Token rows: each window of ANCHOR_TOKENS tokens; atoms: each atom at least that long (the first may be a rest)."""
+def _anchors(workload: Workload, r: int, depth: int, limit: int) -> I64:
+    """Hashes of what follows in row r's prompt behind `depth`, in order. Token rows: each window of ANCHOR_TOKENS tokens; atoms:
+    each atom at least that long (the first may be a rest)."""
     a = int(workload.atom_offset[r])
     if workload.atom_tokens is None:
-        stop = min(int(workload.prompt_tokens[r]), depth + limit)
-        ids = workload.atom_id[a + depth : a + stop].astype(np.uint64)
-        m = ids.shape[0] - ANCHOR_TOKENS + 1
-        if m <= 0:
-            return np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        value = np.zeros(m, dtype=np.uint64)
-        for j in range(ANCHOR_TOKENS):
-            value = (value + ids[j : j + m] + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-            value ^= value >> np.uint64(29)
-        return value, np.arange(m), np.full(m, ANCHOR_TOKENS)
-    b = a + int(workload.prompt_atoms[r])
-    lengths = workload.atom_tokens[a:b].astype(np.int64)
-    ends = np.cumsum(lengths)
-    first = int(np.searchsorted(ends, depth, side="right"))
-    last = min(first + limit, b - a)
-    ids = workload.atom_id[a + first : a + last].astype(np.uint64)
-    start = ends[first:last] - lengths[first:last] - depth
-    size = lengths[first:last].copy()
-    skipped = np.zeros(size.shape[0], dtype=np.int64)
-    if size.shape[0] and start[0] < 0:
-        skipped[0] = -start[0]
-        size[0] += start[0]
-        start[0] = 0
-    value = (ids + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + skipped.astype(np.uint64)
-    value = (value ^ (value >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
-    long = size >= ANCHOR_TOKENS
-    return value[long], start[long], size[long]
+        stop = min(a + int(workload.prompt_tokens[r]), a + depth + limit)
+        found: I64 = token_anchor(workload.atom_id, a + depth, stop, ANCHOR_TOKENS)
+        return found
+    out = []
+    begin = 0
+    for i in range(a, a + int(workload.prompt_atoms[r])):
+        end = begin + int(workload.atom_tokens[i])
+        if end - max(begin, depth) >= ANCHOR_TOKENS:
+            out.append(atom_anchor(int(workload.atom_id[i]), max(0, depth - begin)))
+            if len(out) >= limit:
+                break
+        begin = end
+    return np.array(out, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Anchors that occur in at least two branches: values uint64 ascending, and in how many of the sampled branches."""
+    """Anchors that occur in at least two branches: values int64 ascending, and in how many of the sampled branches."""
 
-    values: U64
+    values: I64
     branches: I64
 
-    def first(self, anchors: tuple[U64, I64, I64], windows: bool) -> int:
-        """Tokens before the first shared anchor of a row; -1: none. A window that straddles the end of the piece may be
-        shared by chance by the branches whose pieces end alike: of the windows that overlap it, the first common one counts."""
-        values, start, _ = anchors
-        i = np.minimum(np.searchsorted(self.values, values), max(self.values.shape[0] - 1, 0))
+    def first(self, workload: Workload, rows: I64, depth: int, limit: int) -> I64:
+        """int64 (k,): tokens before the first shared anchor of each row; -1: none. A window that straddles the end of the
+        piece may be shared by chance by the branches whose pieces end alike: of the windows that overlap it, the first common
+        one counts."""
+        w, found = workload, (self.values, self.branches, ANCHOR_TOKENS)
         if not self.values.shape[0]:
-            return -1
-        count = np.where(self.values[i] == values, self.branches[i], 0)
-        hit = np.flatnonzero(count)
-        if not hit.shape[0]:
-            return -1
-        at = int(hit[0])
-        if windows:
-            near = count[at : at + ANCHOR_TOKENS]
-            at += int(np.argmax(near > 0.6 * near.max()))
-        return int(start[at])
+            return np.full(rows.shape[0], -1, dtype=np.int64)
+        out: I64
+        if w.atom_tokens is None:
+            out = first_token_anchor(rows, depth, limit, w.atom_offset, w.prompt_tokens, w.atom_id, *found)
+        else:
+            out = first_atom_anchor(rows, depth, limit, w.atom_offset, w.prompt_atoms, w.atom_id, w.atom_tokens, *found)
+        return out
 
 
-def _shared_anchors(
-    workload: Workload, rows: I64, child: I64, depth: int
-) -> tuple[_Shared, list[tuple[U64, I64, I64]]]:
-    """What is shared between branches, seen in one row each of up to SAMPLE branches; and those rows' anchors."""
+def _shared_anchors(workload: Workload, rows: I64, child: I64, depth: int) -> tuple[_Shared, I64, list[I64]]:
+    """What is shared between branches, seen in one row each of up to SAMPLE branches; those rows, and their anchors."""
     _, first, size = np.unique(child, return_index=True, return_counts=True)
     by_size = np.argsort(-size, kind="stable")
     chosen = by_size[: SAMPLE // 2]
@@ -307,49 +295,43 @@ def _shared_anchors(
     if rest.shape[0]:
         spread = np.linspace(0, rest.shape[0] - 1, min(rest.shape[0], SAMPLE // 2)).round().astype(np.int64)
         chosen = np.concatenate([chosen, rest[np.unique(spread)]])
-    sampled = [_anchors(workload, int(rows[i]), depth, SCAN) for i in first[chosen]]
-    distinct = [np.unique(values) for values, _, _ in sampled]
-    values, counts = np.unique(np.concatenate(distinct), return_counts=True)
-    return _Shared(values[counts >= 2], counts[counts >= 2].astype(np.int64)), sampled
+    seen = rows[first[chosen]]
+    sampled = [_anchors(workload, int(r), depth, SCAN) for r in seen]
+    values, counts = np.unique(np.concatenate([np.unique(s) for s in sampled]), return_counts=True)
+    return _Shared(values[counts >= 2], counts[counts >= 2].astype(np.int64)), seen, sampled
 
 
 def _examine(
     workload: Workload, rows: I64, child: I64, depth: int, bound: int, reuse_outputs: bool, rule: NamespaceRule
 ) -> Divergence:
-    shared, sampled = _shared_anchors(workload, rows, child, depth)
-    windows = workload.atom_tokens is None
-    skips = [shared.first(a, windows) for a in sampled]
-    met = [s for s in skips if s >= 0]
+    shared, seen, sampled = _shared_anchors(workload, rows, child, depth)
+    skips = shared.first(workload, seen, depth, SCAN)
+    met = skips[skips >= 0]
     branches = int(np.unique(child).shape[0])
 
     def nothing() -> Divergence:
         groups = _by_group(workload, rows, np.zeros(rows.shape[0], dtype=np.int64))
         n = rows.shape[0]
-        return Divergence(depth, n, n, branches, "content", (0, 0, 0), 0, groups, (), bound, rows, rows, child)
+        return Divergence(depth, n, n, branches, "content", (0, 0, 0), 0, groups, (), bound, rows, rows)
 
-    if len(met) < max(2, len(skips) // 10):
+    if met.shape[0] < max(2, skips.shape[0] // 10):
         return nothing()
     if _reordered(sampled):
         return _reorder(workload, rows, child, depth, bound, reuse_outputs, rule) or nothing()
-    limit = 4 * max(met) + 8 * ANCHOR_TOKENS
-    chosen = rows
-    if rows.shape[0] > MOST_ROWS:
-        chosen = rows[np.linspace(0, rows.shape[0] - 1, MOST_ROWS).round().astype(np.int64)]
-    piece = np.array([shared.first(_anchors(workload, int(r), depth, limit), windows) for r in chosen.tolist()])
+    everyone = rows.shape[0]
+    if everyone > MOST_ROWS:
+        some = np.linspace(0, everyone - 1, MOST_ROWS).round().astype(np.int64)
+        rows, child = rows[some], child[some]
+    piece = shared.first(workload, rows, depth, 4 * int(met.max()) + 8 * ANCHOR_TOKENS)
     meets = piece >= 0
     if meets.sum() < 2 or not piece.max(initial=0):
         return nothing()
-    plans: dict[int, Plan] = {}
+    mine, size = rows[meets], piece[meets]
+    cut = depth + np.maximum(piece, 0)
     here = only(workload, rows)
-    where = np.searchsorted(rows, chosen)
-    for i, r in zip(where[meets].tolist(), np.flatnonzero(meets).tolist(), strict=True):
-        if piece[r]:
-            plans[i] = (Keep(0, depth), Keep(depth + int(piece[r]), -1))
-    mine = chosen[meets]
-    size = piece[meets]
-    cut = np.full(rows.shape[0], depth, dtype=np.int64)
-    cut[where[meets]] = depth + size
-    before, after = _prefixes(here, rewrite(here, plans), reuse_outputs, rule)
+    edited = np.flatnonzero(piece > 0)
+    without = move(here, edited, np.full(edited.shape[0], depth), cut[edited], None)
+    before, after = _prefixes(here, without, reuse_outputs, rule)
     lost = np.maximum(after - depth, 0) - np.maximum(before - cut, 0)
     total = int(lost.sum())
     if total <= 0:
@@ -359,6 +341,7 @@ def _examine(
     real = size[size > 0]
     return Divergence(
         depth=depth,
+        sampled_from=everyone if everyone > rows.shape[0] else 0,
         requests=rows.shape[0],
         differing=mine.shape[0],
         branches=len(distinct),
@@ -370,7 +353,6 @@ def _examine(
         bound_tokens=bound,
         rows=rows,
         cut_to=cut,
-        child=child,
     )
 
 
@@ -420,12 +402,12 @@ def _by_group(workload: Workload, rows: I64, lost: I64) -> tuple[tuple[str, int,
 # ---- the same parts in other orders ------------------------------------------------------------------------------
 
 
-def _reordered(sampled: list[tuple[U64, I64, I64]]) -> bool:
+def _reordered(sampled: list[I64]) -> bool:
     """True where two branches often hold each other's beginning further back."""
-    some = [a for a in sampled[:24] if a[0].shape[0]]
+    some = [a for a in sampled[:24] if a.shape[0]]
     pairs = swapped = 0
-    for i, (left, _, _) in enumerate(some):
-        for right, _, _ in some[i + 1 :]:
+    for i, left in enumerate(some):
+        for right in some[i + 1 :]:
             pairs += 1
             swapped += bool((right[1:] == left[0]).any() and (left[1:] == right[0]).any())
     return pairs > 0 and swapped * 5 >= pairs
@@ -457,7 +439,6 @@ def _reorder(
         bound,
         rows,
         np.full(rows.shape[0], depth + 1, dtype=np.int64),
-        child,
     )
 
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Edited workloads: pieces of prompts removed, moved, put in. What an advice promises is measured on such a copy."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from prefixsim.analysis.divergence_kernels import atom_positions, move_atoms
 from prefixsim.workload.table import I32, I64, Workload
 
 
@@ -64,6 +66,41 @@ def rewrite(workload: Workload, plans: Mapping[int, Plan]) -> Workload:
         prompt_atoms=prompt_atoms,
         prompt_tokens=prompt_tokens,
     )
+
+
+def move(workload: Workload, rows: I64, begin: I64, end: I64, to: I64 | None) -> Workload:
+    """A copy in which each of the rows (int64 (k,), distinct) has its tokens [begin, end) moved to just before its token `to`
+    (>= end), or left out where `to` is None; all inside the prompt. Compiled; rows whose pieces cut an atom go the slow way."""
+    w = workload
+    target = end if to is None else to
+    if w.atom_tokens is None:
+        places = [begin, end, target]
+    else:
+        places = [atom_positions(rows, tokens, w.atom_offset, w.atom_tokens) for tokens in (begin, end, target)]
+    whole = (places[0] >= 0) & (places[1] >= 0) & (places[2] >= 0)
+    spread = [np.full(w.n, -1, dtype=np.int64) for _ in places]
+    for column, values in zip(spread, places, strict=True):
+        column[rows[whole]] = values[whole]
+    lengths = w.atom_tokens if w.atom_tokens is not None else np.zeros(0, dtype=np.int32)
+    offset, ids, tokens = move_atoms(w.atom_offset, w.atom_id, lengths, spread[0], spread[1], spread[2], to is None)
+    prompt_tokens, prompt_atoms = w.prompt_tokens.copy(), w.prompt_atoms.copy()
+    if to is None:
+        prompt_tokens[rows[whole]] -= (end - begin)[whole]
+        prompt_atoms[rows[whole]] -= (places[1] - places[0])[whole]
+    moved = replace(
+        w,
+        atom_offset=offset,
+        atom_id=ids,
+        atom_tokens=None if w.atom_tokens is None else tokens,
+        prompt_tokens=prompt_tokens,
+        prompt_atoms=prompt_atoms,
+    )
+    plans: dict[int, Plan] = {}
+    for i in np.flatnonzero(~whole).tolist():
+        b, e, t = int(begin[i]), int(end[i]), int(target[i])
+        kept = () if to is None else (Keep(b, e),)
+        plans[int(rows[i])] = (Keep(0, b), Keep(e, t), *kept, Keep(t, -1))
+    return rewrite(moved, plans) if plans else moved
 
 
 class _Tails:
