@@ -105,7 +105,7 @@ def _cut(atom_offset, atom_id, lengths, missing, output_tokens, cut_start, cut_l
 def _slot(table, parent, element_piece, above, piece):
     """Slot of the child `piece` of `above` in an open-addressing table of elements: its entry, or the first free slot."""
     mask = table.shape[0] - 1
-    h = (above * 7919 + piece * 104729) & 0x7FFFFFFFFFFF
+    h = (np.int64(above) * 7919 + np.int64(piece) * 104729) & 0x7FFFFFFFFFFF
     h ^= h >> 17
     s = (h * 31 + (h >> 7)) & mask
     while table[s] >= 0 and (parent[table[s]] != above or element_piece[table[s]] != piece):
