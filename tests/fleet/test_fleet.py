@@ -212,20 +212,20 @@ def test_cache_aware_follows_the_longest_match_unless_loads_are_unequal():
     trie = build_trie(w, "none")
 
     class View:
-        now_ns, loads = 0, (0, 0)
+        now_ns, load = 0, (0, 0)
 
-        def outstanding(self, replica):
-            return self.loads[replica]
+        def loads(self):
+            return list(self.load)
 
     router = make_router(ROUTERS["cache_aware"](), RouterContext(w, 2, 0, lambda: trie))
     view = View()
-    view.loads = (3, 2)
+    view.load = (3, 2)
     assert router.route(0, view) == 1  # nothing known: the least loaded
-    view.loads = (0, 64)
+    view.load = (0, 64)
     assert router.route(0, view) == 1  # all of it known there, and 64 more is not too many
-    view.loads = (0, 65)
+    view.load = (0, 65)
     assert router.route(0, view) == 0  # 65 more is
-    view.loads = (130, 195)
+    view.load = (130, 195)
     assert router.route(0, view) == 0  # not 1.5 times as many: balanced, and sent to 0 last
 
 

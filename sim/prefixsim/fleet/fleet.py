@@ -68,7 +68,7 @@ class Fleet:
         self.report = report
         self.env = simpy.Environment()
         self.eager = self.followers.any or single_step
-        self.next_ns = np.full(len(self.engines), NEVER, dtype=np.int64)
+        self.next_ns = [NEVER] * len(self.engines)
         self.wakes: list[simpy.Event] = [self.env.event() for _ in self.engines]
         self.alarms: list[simpy.Event | None] = [None] * len(self.engines)
         self.caught_up_ns = [-1] * len(self.engines)
@@ -89,6 +89,18 @@ class Fleet:
         self._catch_up(replica)
         running, waiting, _ = self.engines[replica].load()
         return running + waiting
+
+    def loads(self) -> list[int]:
+        """`outstanding` of every replica: what most routers ask at every arrival, hence in one loop."""
+        now, out = self.env.now, []
+        for i, engine in enumerate(self.engines):
+            if self.caught_up_ns[i] < now:
+                self.caught_up_ns[i] = now
+                if self.next_ns[i] <= now:
+                    self._advance(i, now)
+            running, waiting, _ = engine.load()
+            out.append(running + waiting)
+        return out
 
     def kv_tokens(self, replica: int) -> int:
         """KV tokens held by running requests."""
@@ -204,7 +216,7 @@ class Fleet:
         if self.followers.any and len(self.engines) > 1:
             mine = self.next_ns[i]
             self.next_ns[i] = NEVER
-            others = int(self.next_ns.min())
+            others = min(self.next_ns)
             self.next_ns[i] = mine
             if others != NEVER:
                 horizon = min(horizon, others + 1 + (0 if self.looks is not None else self.followers.least_delay_ns))
@@ -213,8 +225,9 @@ class Fleet:
     def _advance(self, i: int, until_ns: int) -> Progress:
         progress = self.engines[i].advance(until_ns)
         self.next_ns[i] = progress.next_ns
-        for request, completed_ns in progress.completed.tolist():
-            self._release_followers(request, completed_ns)
+        if self.followers.any:
+            for request, completed_ns in progress.completed.tolist():
+                self._release_followers(request, completed_ns)
         return progress
 
     def _release_followers(self, request: int, completed_ns: int) -> None:
@@ -249,7 +262,7 @@ class Fleet:
 
     def _set_alarm(self, i: int) -> None:
         """Wakes replica i when it wants to act."""
-        upcoming = int(self.next_ns[i])
+        upcoming = self.next_ns[i]
         if upcoming == NEVER:
             self.alarms[i] = None
             return

@@ -30,6 +30,10 @@ class View(Protocol):
         """Requests sent to a replica and not finished."""
         ...
 
+    def loads(self) -> list[int]:
+        """`outstanding` of every replica."""
+        ...
+
     def kv_tokens(self, replica: int) -> int:
         """KV tokens held by a replica's running requests."""
         ...
@@ -94,6 +98,9 @@ class _Blind:
     now_ns = 0
 
     def outstanding(self, replica: int) -> int:
+        raise AssertionError("a router that looks at state must say so: looks_at_state")
+
+    def loads(self) -> list[int]:
         raise AssertionError("a router that looks at state must say so: looks_at_state")
 
     kv_tokens = outstanding

@@ -34,7 +34,7 @@ class CacheAware(Router):
         if now >= self.next_trim_ns:
             self.tree.trim(self.limit_tokens)
             self.next_trim_ns = now - now % self.interval_ns + self.interval_ns
-        loads = [view.outstanding(i) for i in range(self.context.n_replicas)]
+        loads = view.loads()
         high, low = max(loads), min(loads)
         chosen = loads.index(low)
         if high - low <= o.balance_abs_threshold or high <= o.balance_rel_threshold * low:

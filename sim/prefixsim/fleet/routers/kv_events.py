@@ -38,7 +38,7 @@ class KvEvents(Router):
         weight = self.options.overlap_weight
         costs = [weight * (prompt - seen[i]) + view.kv_tokens(i) for i in range(n)]
         best = min(costs)
-        return least([float(view.outstanding(i)) for i in range(n)], [i for i in range(n) if costs[i] == best])
+        return least([float(load) for load in view.loads()], [i for i in range(n) if costs[i] == best])
 
     def notes(self) -> tuple[str, ...]:
         """Says what is modelled."""

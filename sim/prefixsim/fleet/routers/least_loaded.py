@@ -15,6 +15,9 @@ class LeastLoaded(Router):
 
     def route(self, request: int, view: View) -> int:
         """The least loaded replica."""
+        if self.options.measure == "requests":
+            loads = view.loads()
+            return loads.index(min(loads))
         return least([load_of(self.options, view, i) for i in range(self.context.n_replicas)])
 
 

@@ -13,10 +13,8 @@ class Oracle(Router):
 
     def route(self, request: int, view: View) -> int:
         """The replica with the longest match."""
-        return min(
-            range(self.context.n_replicas),
-            key=lambda i: (-view.match_tokens(i, request), view.outstanding(i), i),
-        )
+        loads = view.loads()
+        return min(range(len(loads)), key=lambda i: (-view.match_tokens(i, request), loads[i], i))
 
     def notes(self) -> tuple[str, ...]:
         """Says what it is not."""
