@@ -352,3 +352,19 @@ def test_rendering_is_deterministic(fresh: Path) -> None:
 def test_engines_stand_in_the_scenarios_order(fresh: Path, scenario: str, order: list[str]) -> None:
     (fresh / "scenario.resolved.yaml").write_text(scenario)
     assert list(open_run(fresh).summary["engines"]) == order
+
+
+def test_groups_come_from_the_summary_where_there_is_no_requests_table(fresh: Path) -> None:
+    summary = json.loads((fresh / "summary.json").read_text())
+    whole, _ = collect(open_run(fresh))
+    for name, engine in summary["engines"].items():
+        engine["groups"] = {
+            g: {"requests": s.requests, "prompt_tokens": s.prompt, "cached_tokens": s.cached}
+            for g, s in whole[name].groups.items()
+        }
+    (fresh / "summary.json").write_text(json.dumps(summary))
+    (fresh / "requests.csv").unlink()
+    data, absent = collect(open_run(fresh))
+    assert data["vllm"].groups == whole["vllm"].groups
+    assert any("no requests table" in text for text in absent)
+    assert "hit-rate-by-group" in {f["id"] for f in payload(page_of(fresh))}

@@ -89,7 +89,7 @@ def collect(run: RunFolder) -> tuple[dict[str, EngineData], list[str]]:
     engines = {str(name): EngineData() for name in run.summary["engines"]}
     absent: list[str] = []
     for name, read, what in (
-        ("requests", _read_requests, "latency distributions and hit rates by group, turn and length are not known"),
+        ("requests", _read_requests, "latency distributions and hit rates by turn and length are not known"),
         ("timeline", _read_timeline, "nothing over time can be drawn"),
         ("gaps", _read_gaps, "the distribution of ITL is not known"),
     ):
@@ -98,7 +98,19 @@ def collect(run: RunFolder) -> tuple[dict[str, EngineData], list[str]]:
             absent.append(f"The run folder has no {name} table: {what}.")
         else:
             read(path, engines, run)
+    if find_table(run.path, "requests") is None:
+        _groups_of_summary(run, engines)
     return engines, absent
+
+
+def _groups_of_summary(run: RunFolder, engines: dict[str, EngineData]) -> None:
+    """Sums by group where the run kept no requests table."""
+    for name, engine in engines_of(run.summary).items():
+        groups = engine.get("groups")
+        for label, group in list(groups.items())[:GROUPS] if isinstance(groups, dict) else ():
+            requests, prompt, cached = (number(group, k) for k in ("requests", "prompt_tokens", "cached_tokens"))
+            if requests is not None and prompt is not None and cached is not None:
+                engines[name].groups.setdefault(clean(label, 120), Sums()).add(requests, prompt, cached)
 
 
 def _steps_made(run: RunFolder) -> dict[str, int | None]:
@@ -241,7 +253,7 @@ def _timeline(table: F64, steps: int | None) -> Timeline:
     changes = [np.diff(piece[:, (_EVICTED, _PREEMPTIONS, _LOOKUP, _CACHED)], axis=0, prepend=0.0) for piece in pieces]
     change, when = np.concatenate(changes), np.concatenate([piece[:, _START] for piece in pieces])
     lookups = int((change[:, 2] > 0).sum())
-    edges = nice_edges(start, stop, int(np.clip(lookups // 8, 10, 160)))
+    edges = nice_edges(start, stop, int(np.clip(lookups // 20, 10, 100)))
     evicted, preempted, prompt, cached = (rate_in_bins(when, change[:, i], edges) for i in range(4))
     with np.errstate(invalid="ignore", divide="ignore"):
         hit_rate = np.where(prompt > 0, cached / prompt, np.nan)

@@ -15,6 +15,7 @@ from typing import Any
 from prefixsim.errors import InputError, MissingExtraError, OutputError, nearest
 from prefixsim.report.chrome_trace import chrome_trace
 from prefixsim.report.folder import RunFolder
+from prefixsim.report.progress import track
 from prefixsim.report.prometheus import chosen, snapshot, time_series
 from prefixsim.report.tables import Chunk, columns_of, find_table, read_chunks
 
@@ -63,11 +64,12 @@ def export(
 
 
 def write_text(out: Path | None, pieces: Iterable[str]) -> None:
-    """Writes text to a file, whole or not at all (.gz: compressed), or to stdout."""
+    """Writes text to a file, whole or not at all (.gz: compressed), or to stdout. Shows progress where it takes long."""
     if out is None:
         for piece in pieces:
             sys.stdout.write(piece)
         return
+    pieces = track(pieces, f"writing {out.name}", unit="pieces")
     with _whole(out) as part:
         if out.suffix == ".gz":
             with part.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:

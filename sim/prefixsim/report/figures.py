@@ -137,7 +137,10 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
     kv.layout["yaxis"] = percent_axis("of the pool") if shares else axis("tokens", rangemode="tozero")
     for i, name, line in timed:
         middle = (line.edges[1:] + line.edges[:-1]) / 2
-        hit.traces.append(line_of(i, name, middle, line.hit_rate))
+        slices_hit = line_of(i, name, middle, line.hit_rate)
+        hit.traces.append(
+            slices_hit | {"mode": "lines+markers", "marker": {"size": 3}}
+        )  # a slice alone must be seen too
         hit.traces.append(line_of(i, f"{name}, so far", middle, line.hit_rate_so_far, faint=True))
         used = line.kv[1] / (capacities[name] or 1) if shares else line.kv[1]
         for figure, steps in ((kv, (line.kv[0], used)), (running, line.running), (waiting, line.waiting)):

@@ -228,6 +228,7 @@ def replicas(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
                     "y": rows,
                     "z": [rounded(line.kv_by_replica[r], 4) for r in rows],
                     "showscale": True,
+                    "zmin": 0,
                     "hovertemplate": "replica %{y}, from %{x} s: %{z:,} tokens<extra></extra>",
                 }
             ],

@@ -76,8 +76,7 @@ def render(run: RunFolder) -> str:
         html.section(
             "who",
             "Who hits",
-            html.figures(who)
-            or html.absent("Without a requests table hit rates by group, turn and length are not known."),
+            html.figures(who) or html.absent("Without a requests table hit rates by turn and length are not known."),
         ),
         html.section("capacity", "Capacity", html.figures(curves) or html.absent(no_curves)),
         html.divergence_section(run),
