@@ -135,8 +135,9 @@ def replay(rows: Rows, config: dict[str, Any]) -> dict[str, Any]:
 
         config = {"async_scheduling": False, **config}
         return replay_groups(_read_rows(rows) if isinstance(rows, str | Path) else rows, config)
+    settings = replay_settings(config)
     workload = read_native(Path(rows)) if isinstance(rows, str | Path) else _from_rows(rows)
-    engine = make_engine(workload, replay_settings(config))
+    engine = make_engine(workload, settings)
     if config.get("mode", "sequential") == "sequential":
         result = _sequential(engine)
     else:

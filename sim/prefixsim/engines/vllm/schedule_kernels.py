@@ -648,13 +648,15 @@ def halve_timeline(state, timeline):
     """Joins neighbouring rows: twice the stride, half the rows. Only when the rows are an even number of whole groups."""
     n = state[I_TIMELINE] // 2
     for i in range(n):
+        first, second = 2 * i, 2 * i + 1
+        start = timeline[first, TL_START_NS]
+        scheduled = timeline[first, TL_SCHEDULED_TOKENS] + timeline[second, TL_SCHEDULED_TOKENS]
+        prefill = timeline[first, TL_PREFILL_TOKENS] + timeline[second, TL_PREFILL_TOKENS]
         for column in range(timeline.shape[1]):
-            timeline[i, column] = timeline[2 * i + 1, column]
-        timeline[i, TL_START_NS] = timeline[2 * i, TL_START_NS]
-        timeline[i, TL_SCHEDULED_TOKENS] = (
-            timeline[2 * i, TL_SCHEDULED_TOKENS] + timeline[2 * i + 1, TL_SCHEDULED_TOKENS]
-        )
-        timeline[i, TL_PREFILL_TOKENS] = timeline[2 * i, TL_PREFILL_TOKENS] + timeline[2 * i + 1, TL_PREFILL_TOKENS]
+            timeline[i, column] = timeline[second, column]
+        timeline[i, TL_START_NS] = start
+        timeline[i, TL_SCHEDULED_TOKENS] = scheduled
+        timeline[i, TL_PREFILL_TOKENS] = prefill
     state[I_TIMELINE] = n
     state[I_STRIDE] *= 2
 
