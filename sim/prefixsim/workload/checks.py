@@ -92,6 +92,27 @@ def feasible(tokens: I64, ids: I64, tail: str) -> tuple[float, float]:
     return (low, high)
 
 
+def most_fitting(tokens: I64, ids: I64, tail: str) -> int | None:
+    """The one block size for which most rows have ids == ceil (or floor) of tokens / block; None if several do."""
+    some = (tokens > 0) & (ids > 0)
+    t, k = tokens[some], ids[some]
+    top = np.int64(1 << 40)
+    if tail == "ceil":
+        low, high = -(-t // k), np.where(k > 1, -(-t // np.maximum(k - 1, 1)) - 1, top)
+    else:
+        low, high = t // (k + 1) + 1, t // k
+    good = low <= high
+    if not good.any():
+        return None
+    places = np.concatenate([low[good], high[good] + 1])
+    change = np.concatenate([np.ones(int(good.sum()), np.int64), -np.ones(int(good.sum()), np.int64)])
+    order = np.lexsort((-change, places))
+    places, fits = places[order], np.cumsum(change[order])
+    at = int(np.argmax(fits))
+    alone = at + 1 < places.shape[0] and places[at + 1] == places[at] + 1 and int((fits == fits[at]).sum()) == 1
+    return int(places[at]) if alone and places[at] <= 1 << 20 else None
+
+
 def decide_blocks(
     tokens: I64, ids: I64, options: Trace, default: int, tail: str
 ) -> tuple[BlockRule, tuple[Decision, ...]]:
@@ -114,6 +135,7 @@ def decide_blocks(
                 if low == high:
                     candidates.append(BlockRule(int(low), t))
         candidates += [BlockRule(b, t) for t in tails for b in _COMMON_BLOCKS]
+        candidates += [BlockRule(b, t) for t in tails if (b := most_fitting(tokens, ids, t)) is not None]
         best = max(fits(r) for r in candidates)
         rule = next(r for r in candidates if fits(r) == best)
     good = fits(rule)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import re
 from array import array
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ import numpy.typing as npt
 from prefixsim.workload.lines import TraceFile
 from prefixsim.workload.rows import BadRows
 from prefixsim.workload.table import I64
+
+_STAMP = re.compile(r"(19[7-9]\d|2[01]\d\d)-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?")
 
 
 def header(file: TraceFile) -> list[str]:
@@ -79,18 +81,22 @@ def _text(file: TraceFile, bad: BadRows) -> Iterator[str]:
 def stamps_ns(texts: list[str], lines: I64, bad: BadRows, keep: npt.NDArray[np.bool_], key: str) -> I64:
     """Date-and-time stamps (up to 9 fractional digits, zone `Z` or an offset ignored alike) to int64 ns since 1970."""
     trimmed = [_without_zone(t.strip()) for t in texts]
-    try:
-        return np.array(trimmed, dtype="datetime64[ns]").astype(np.int64) if trimmed else np.zeros(0, np.int64)
-    except (ValueError, OverflowError):
-        pass
     out = np.zeros(len(trimmed), dtype=np.int64)
     for r, t in enumerate(trimmed):
-        try:
-            out[r] = np.datetime64(t, "ns").astype(np.int64)
-            datetime.fromisoformat(t[:19]).replace(tzinfo=UTC)
-        except (ValueError, OverflowError):
+        if not _STAMP.fullmatch(t):
             if keep[r]:
                 bad.add(f"expected a date and time, found {texts[r][:40]!r}", int(lines[r]), key)
+            keep[r] = False
+            trimmed[r] = "1970-01-01"
+    try:
+        return np.array(trimmed, dtype="datetime64[ns]").astype(np.int64) if trimmed else out
+    except (ValueError, OverflowError):
+        pass
+    for r, t in enumerate(trimmed):  # some day does not exist: find it
+        try:
+            out[r] = np.datetime64(t, "ns").astype(np.int64)
+        except (ValueError, OverflowError):
+            bad.add(f"no such date and time: {texts[r][:40]!r}", int(lines[r]), key)
             keep[r] = False
     return out
 

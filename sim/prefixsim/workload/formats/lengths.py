@@ -21,7 +21,9 @@ def pick(file: TraceFile, wanted: tuple[str, ...]) -> list[str]:
     names = header(file)
     missing = [c for c in wanted if c not in names]
     if missing:
-        raise file.error(f"no column {', '.join(map(repr, missing))} (found {', '.join(map(repr, names[:12]))})", 1)
+        raise file.error(
+            f"no column {', '.join(map(repr, missing))} (found {', '.join(repr(n[:40]) for n in names[:12])})", 1
+        )
     return list(wanted)
 
 
