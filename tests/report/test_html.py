@@ -286,7 +286,7 @@ def test_odd_but_valid_json_never_breaks_the_page(fresh: Path) -> None:
 
 
 def test_the_page_stays_small_whatever_the_run(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", n=60)
+    folder = write_run(tmp_path / "run", n=30)
     summary = json.loads((folder / "summary.json").read_text())
     long = "name-" * 2000
     summary["name"] = long
@@ -303,7 +303,7 @@ def test_the_page_stays_small_whatever_the_run(tmp_path: Path) -> None:
         out = csv.DictWriter(f, list(rows[0]))
         out.writeheader()
         for name in names:
-            for replica in range(16):
+            for replica in range(4):
                 out.writerows(r | {"engine": name, "replica": str(replica)} for r in rows)
     with (folder / "requests.csv").open() as f:
         rows = [r for r in csv.DictReader(f) if r["engine"] == "vllm"]

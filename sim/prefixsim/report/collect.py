@@ -131,10 +131,8 @@ REQUEST_TEXTS = ("engine", "group", "status")
 def _read_requests(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     optional = ("turn", "group", "replica", "released_s", "first_token_s", "finish_s")
     for chunk in read_chunks(path, REQUEST_NUMBERS, REQUEST_TEXTS, optional):
-        for name, data in engines.items():
-            mine = chunk.where("engine", (name,))
-            if mine.any():
-                _add_requests(data, chunk, mine)
+        for name, mine in chunk.by("engine", engines):
+            _add_requests(engines[name], chunk, mine)
 
 
 def _add_requests(data: EngineData, chunk: Chunk, mine: np.ndarray[Any, Any]) -> None:
@@ -185,9 +183,8 @@ def _sum_by(sums: dict[Any, Sums], labels: Any, where: Any, prompt: F64, cached:
 
 def _read_gaps(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     for chunk in read_chunks(path, ("gap_s", "count"), ("engine",)):
-        for name, data in engines.items():
-            mine = chunk.where("engine", (name,))
-            data.latency["itl"].add(chunk.numbers["gap_s"][mine], chunk.numbers["count"][mine])
+        for name, mine in chunk.by("engine", engines):
+            engines[name].latency["itl"].add(chunk.numbers["gap_s"][mine], chunk.numbers["count"][mine])
 
 
 # ---- timeline ----------------------------------------------------------------------------------------------------
@@ -224,9 +221,9 @@ def _read_timeline(path: Path, engines: dict[str, EngineData], run: RunFolder) -
 def _steps(path: Path, engines: dict[str, EngineData]) -> Iterator[tuple[str, F64]]:
     for chunk in read_chunks(path, STEP_NUMBERS, ("engine",)):
         table = np.column_stack([chunk.numbers[name] for name in STEP_NUMBERS])
-        for name in engines:
-            mine = chunk.where("engine", (name,))
-            good = mine & np.isfinite(table).all(axis=1)
+        whole = np.isfinite(table).all(axis=1)
+        for name, mine in chunk.by("engine", engines):
+            good = mine & whole
             if good.any():
                 yield name, table[good]
 

@@ -7,7 +7,7 @@ every few seconds; `promtool tsdb create-blocks-from openmetrics` loads it. Ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,19 +172,18 @@ def histograms(
         out[name, "e2e"].add(e2e)
     gaps = find_table(run.path, "gaps")
     for chunk in read_chunks(gaps, ("gap_s", "count"), ("engine",)) if gaps else ():
-        for name in names:
-            mine = chunk.where("engine", (name,))
+        for name, mine in chunk.by("engine", names):
             out[name, "itl"].add(chunk.numbers["gap_s"][mine], chunk.numbers["count"][mine])
     return out
 
 
-def _latencies(run: RunFolder, names: Iterable[str]) -> Iterator[tuple[str, F64, F64, F64, F64]]:
+def _latencies(run: RunFolder, names: Collection[str]) -> Iterator[tuple[str, F64, F64, F64, F64]]:
     """(engine, TTFT, when it was known, E2E, when it was known) of finished requests, chunk by chunk."""
     path = find_table(run.path, "requests")
     for chunk in read_chunks(path, ("released_s", "first_token_s", "finish_s"), ("engine", "status")) if path else ():
         done = chunk.where("status", FINISHED)
-        for name in names:
-            mine = done & chunk.where("engine", (name,))
+        for name, rows in chunk.by("engine", names):
+            mine = done & rows
             released, first, finish = (chunk.numbers[c][mine] for c in ("released_s", "first_token_s", "finish_s"))
             yield name, first - released, first, finish - released, finish
 
@@ -220,9 +219,9 @@ def time_series(
     steps: dict[str, list[F64]] = {name: [] for name in engines}
     for chunk in read_chunks(path, _COLUMNS, ("engine",)):
         table = np.column_stack([chunk.numbers[c] for c in _COLUMNS])
-        for name in engines:
-            mine = chunk.where("engine", (name,)) & np.isfinite(table).all(axis=1)
-            steps[name].append(table[mine])
+        whole = np.isfinite(table).all(axis=1)
+        for name, mine in chunk.by("engine", engines):
+            steps[name].append(table[mine & whole])
     tables = {name: np.concatenate(parts) for name, parts in steps.items() if parts}
     end = max((float(t[:, 1].max()) for t in tables.values() if len(t)), default=0.0)
     if not every_s > 0 or end / every_s > MAX_SCRAPES:

@@ -40,6 +40,13 @@ class Chunk:
         numbers = [codes.setdefault(text, len(codes)) for text in self.texts[name]]
         return list(codes), np.array(numbers, dtype=np.int64)
 
+    def by(self, name: str, texts: Collection[str]) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+        """Each of `texts` that occurs in a column, and the rows that have it."""
+        names, codes = self.coded(name)
+        for code, text in enumerate(names):
+            if text in texts:
+                yield text, codes == code
+
     def where(self, name: str, texts: Collection[str]) -> npt.NDArray[np.bool_]:
         """For each row whether its text in a column is one of `texts`."""
         names, codes = self.coded(name)
