@@ -204,7 +204,7 @@ def refuse(scalars, static, rows, completed, request, now):
     """A request that will never be served; whoever waits for it is told."""
     rows[request, REQ_STATUS] = STATUS_REJECTED
     scalars[S_REJECTED] += 1
-    tell(scalars, static, completed, request, now)
+    tell(scalars, static, completed, request, now + 1)  # as if a step had found out: nothing is told of at `now` itself
 
 
 @lean_kernel

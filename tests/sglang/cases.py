@@ -1,0 +1,183 @@
+"""What the SGLang tests share: workloads drawn by hypothesis, arrays looked into, golden comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as hs
+
+from prefixsim.engines.contract import EngineInputs
+from prefixsim.engines.sglang import state as st
+from prefixsim.engines.sglang.engine import SglangEngine, build
+from prefixsim.hardware.step_kernels import C_DEC_US_PER_KV_TOKEN, C_ENGINE_STEP_US, C_LAYERS, C_SMS, N_COEF
+from prefixsim.hardware.steptime import HostCosts, StepCosts
+from prefixsim.records import new_request_rows
+from prefixsim.scenario.engine_sglang import SglangOptions
+from prefixsim.workload.formats.native import workload_from_rows
+from prefixsim.workload.intern import build_chains, build_trie
+from prefixsim.workload.table import Source, Workload
+
+POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
+SCHEDULES = ("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first")
+
+
+@hs.composite
+def native_rows(draw: hs.DrawFn, most: int = 14, tokens: int = 3, length: int = 40) -> list[dict[str, Any]]:
+    """Rows of few different tokens, many of them continuing or repeating earlier ones."""
+    rows: list[dict[str, Any]] = []
+    step = 0
+    token = hs.integers(0, tokens - 1)
+    for i in range(draw(hs.integers(1, most))):
+        base: list[int] = []
+        if rows and draw(hs.booleans()):
+            other = draw(hs.sampled_from(rows))
+            whole = other["tokens"] + other["output_tokens"]
+            base = whole[: draw(hs.integers(1, len(whole)))]
+        prompt = base + draw(hs.lists(token, min_size=0 if base else 1, max_size=length))
+        step += draw(hs.sampled_from([0, 0, 1, 3]))
+        rows.append(
+            {
+                "id": f"{draw(hs.sampled_from('xyz'))}{i}",
+                "step": step,
+                "tokens": prompt,
+                "output_tokens": draw(hs.lists(token, min_size=1, max_size=length // 2)),
+                "cache_salt": draw(hs.sampled_from(["", "", "", "s"])),
+                "priority": draw(hs.integers(0, 2)),
+            }
+        )
+    return rows
+
+
+@hs.composite
+def golden_configs(draw: hs.DrawFn, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """A config that fits the rows, tight or roomy."""
+    page = draw(hs.sampled_from([1, 1, 2, 3, 5, 16]))
+    need = max(len(r["tokens"]) + len(r["output_tokens"]) for r in rows)
+    mode = draw(hs.sampled_from(["sequential", "overlap", "scheduler", "scheduler"]))
+    config: dict[str, Any] = {
+        "mode": mode,
+        "page_size": page,
+        "radix_eviction_policy": draw(hs.sampled_from(POLICIES)),
+        "max_total_tokens": (need // page + 3) * page * draw(hs.sampled_from([1, 1, 2, 4])),
+        "merge_single_child_parents": draw(hs.booleans()),
+    }
+    if config["radix_eviction_policy"] == "tlru":
+        config["radix_eviction_policy_config"] = {"threshold": draw(hs.integers(0, 40)), "next_prompt_estimate": 3}
+    if mode == "overlap":
+        config["width"] = draw(hs.integers(1, 3))
+        config["max_total_tokens"] *= 4
+    if mode == "scheduler":
+        config |= {
+            "schedule_policy": draw(hs.sampled_from(SCHEDULES)),
+            "max_running_requests": draw(hs.sampled_from([1, 2, 8])),
+            "chunked_prefill_size": draw(hs.sampled_from([-1, page, 2 * page + 1, 32])),
+            "max_prefill_tokens": draw(hs.sampled_from([20, 16384])),
+            "schedule_conservativeness": draw(hs.sampled_from([0.1, 0.3, 1.0])),
+            "overlap_schedule": draw(hs.booleans()),
+        }
+    return config
+
+
+def workload_of(rows: list[dict[str, Any]], **columns: Any) -> Workload:
+    """A workload of native rows, some columns replaced."""
+    from dataclasses import replace
+
+    return replace(workload_from_rows(rows, Source(kind="native")), **columns)
+
+
+def simple_costs(host: HostCosts | None = None, engine_us: float = 100.0) -> StepCosts:
+    """Step times that grow with tokens: 1 µs a token, 0.01 µs a KV token read, and a fixed part."""
+    coef = np.zeros(N_COEF)
+    coef[[C_LAYERS, C_SMS]] = 1.0
+    coef[C_DEC_US_PER_KV_TOKEN] = 0.01
+    coef[C_ENGINE_STEP_US] = engine_us
+    return StepCosts(coef=coef, gemm_us=np.arange(4096.0), lm_head_us=np.zeros(2), host=host or HostCosts())
+
+
+def engine_of(workload: Workload, capacity: int, costs: StepCosts | None = None, **more: Any) -> SglangEngine:
+    """An engine of our own building; keywords of EngineInputs and SglangOptions may be mixed."""
+    inputs = {k: more.pop(k) for k in ("awaited", "single_step", "keep_commits", "gpu_memory_gib", "seed") if k in more}
+    inputs.setdefault("awaited", np.zeros(workload.n, dtype=np.bool_))
+    options = SglangOptions.model_validate({"name": "s", **more})
+    chains = build_chains(build_trie(workload, "sglang"), options.page_size)
+    return build(
+        options,
+        EngineInputs(
+            workload=workload,
+            chains=chains,
+            costs=costs or simple_costs(),
+            capacity=capacity,
+            rows=new_request_rows(workload.n),
+            **inputs,
+        ),
+    )
+
+
+def live_nodes(engine: SglangEngine) -> Iterator[int]:
+    """Numbers of the tree's nodes, from its table."""
+    table = engine.arenas.table
+    return iter(table[table[:, 1] != st.NIL, 1].tolist())
+
+
+def check_arrays(engine: SglangEngine) -> None:
+    """Invariants of tree, heap and pool, from the arrays alone."""
+    a = engine.arenas
+    s, nodes = a.scalars, a.nodes
+    live = sorted(live_nodes(engine))
+    assert len(live) == len(set(live)) == s[st.S_NODES]
+    pages = {x: int(nodes[x, st.N_END] - nodes[nodes[x, st.N_PARENT], st.N_END]) for x in live}
+    free = sum(pages[x] for x in live if nodes[x, st.N_LOCKS] == 0)
+    held = sum(pages[x] for x in live if nodes[x, st.N_LOCKS] > 0)
+    assert (free, held) == (s[st.S_EVICTABLE], s[st.S_PROTECTED])
+    children: dict[int, list[int]] = {}
+    c = engine.inputs.chains
+    offsets, ids = c.expand() if c.n_chains < 1 << 20 else (None, None)
+    for x in live:
+        parent = int(nodes[x, st.N_PARENT])
+        children.setdefault(parent, []).append(x)
+        assert pages[x] >= 1
+        assert parent == st.ROOT or parent in pages
+        assert parent == st.ROOT or nodes[x, st.N_LOCKS] <= nodes[parent, st.N_LOCKS]
+        if offsets is not None:  # a trie: the segment is what its row says, right below the parent's
+            row = ids[offsets[nodes[x, st.N_REP]] :]
+            start = int(nodes[parent, st.N_END])
+            assert row[start] == nodes[x, st.N_FIRST]
+            if parent != st.ROOT:
+                assert row[start - 1] == ids[offsets[nodes[parent, st.N_REP]] + start - 1]
+    for parent in [st.ROOT, *live]:
+        below = children.get(parent, [])
+        assert nodes[parent, st.N_CHILDREN] == len(below)
+        assert nodes[parent, st.N_CHILD_SUM] == sum(below)
+    leaves = {x for x in live if nodes[x, st.N_LOCKS] == 0 and x not in children}
+    heap = a.heap[: s[st.S_LEAVES]]
+    assert set(heap[:, 2].tolist()) == leaves, "the heap holds exactly the unlocked leaves"
+    for at, (key, access, x) in enumerate(heap.tolist()):
+        assert nodes[x, st.N_HEAP] == at
+        assert access == nodes[x, st.N_ACCESS]
+        up = (at - 1) >> 2
+        assert at == 0 or (heap[up, 0], heap[up, 1]) < (key, access)
+    used = sum(
+        -(-int(a.slots[r, st.R_COMMITTED]) // engine.granularity) - int(a.slots[r, st.R_PROTECTED])
+        for r in holders(engine)
+    )
+    assert s[st.S_AVAILABLE] >= 0
+    assert s[st.S_AVAILABLE] + free + held + used == s[st.S_PAGES], "every page has one owner"
+    locks = dict.fromkeys(live, 0)
+    for r in holders(engine):
+        up = int(a.slots[r, st.R_LOCK])
+        while up != st.ROOT:
+            locks[up] += 1
+            up = int(nodes[up, st.N_PARENT])
+    assert all(nodes[x, st.N_LOCKS] == n for x, n in locks.items()), "locks are those of running requests"
+
+
+def holders(engine: SglangEngine) -> set[int]:
+    """Slots of requests that hold KV."""
+    a = engine.arenas
+    s = a.scalars
+    found = set(a.lists[st.L_RUNNING, : s[st.S_RUNNING]].tolist())
+    found |= set(a.lists[st.L_LAST, : s[st.S_LAST]].tolist())
+    found |= set(a.lists[st.L_PENDING, : s[st.S_PENDING]].tolist())
+    return {r for r in found if a.slots[r, st.R_MADE] < a.slots[r, st.R_OUTPUTS] and a.slots[r, st.R_COMMITTED] > 0}
