@@ -233,6 +233,7 @@ def test_summary_alone_is_enough(fresh: Path) -> None:
             "expected a number, found 'seven'",
         ),
         ("requests.csv", b'engine,"' + b"x" * 200_000, "is not CSV"),
+        ("gaps.csv", b"engine,gap_s,count\n" + b"1," * 700_000, "longer than 1 MiB"),
         ("timeline.csv", b"engine,replica\n\x00,\x00\n", "no column 'start_s'"),
         ("gaps.csv", b"engine,gap_s,count\nvllm,0.1,\xff\n", "expected a number"),
         ("curves.json", b'{"curves": [', "is not whole JSON"),

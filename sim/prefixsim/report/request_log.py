@@ -11,6 +11,7 @@ from typing import Any
 
 from prefixsim.errors import InputError, Problem
 from prefixsim.report import facts
+from prefixsim.report.tables import bounded_lines
 
 LINE_LIMIT = 1 << 20
 _USAGE = ("usage", "response.usage", "response.body.usage", "body.usage")
@@ -83,7 +84,7 @@ def _json_rows(path: Path, f: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _csv_rows(path: Path, f: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.DictReader(f, strict=True)
+    reader = csv.DictReader(bounded_lines(path, f), strict=True)
     try:
         for row in reader:
             yield (

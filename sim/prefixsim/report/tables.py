@@ -22,7 +22,7 @@ from prefixsim.units import NS_PER_S
 
 F64 = npt.NDArray[np.float64]
 CHUNK_ROWS = 50_000
-NPZ_LIMIT = 8 << 30
+NPZ_LIMIT, LINE_LIMIT = 8 << 30, 1 << 20
 SUFFIXES = (".csv", ".npz", ".parquet")
 
 
@@ -66,7 +66,7 @@ def columns_of(path: Path) -> list[str]:
     if path.suffix == ".parquet":
         return list(_parquet(path).schema_arrow.names)
     with _open(path) as f:
-        return _header(path, csv.reader(f, strict=True))
+        return _header(path, csv.reader(bounded_lines(path, f), strict=True))
 
 
 def read_chunks(
@@ -161,6 +161,16 @@ def _open(path: Path) -> io.TextIOWrapper:
     return path.open(encoding="utf-8-sig", errors="replace", newline="")
 
 
+def bounded_lines(path: Path, f: io.TextIOWrapper) -> Iterator[str]:
+    """A file's lines. Raises InputError for one longer than 1 MiB, before more of it is read."""
+    number = 0
+    while line := f.readline(LINE_LIMIT + 1):
+        number += 1
+        if len(line) > LINE_LIMIT:
+            raise InputError(Problem("a line is longer than 1 MiB: not a table of a run", file=str(path), line=number))
+        yield line
+
+
 def _header(path: Path, reader: Any) -> list[str]:
     try:
         header = next(reader, None)
@@ -173,7 +183,7 @@ def _header(path: Path, reader: Any) -> list[str]:
 
 def _csv_chunks(path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, Sequence[Any]]]]:
     with _open(path) as f:
-        reader = csv.reader(f, strict=True)
+        reader = csv.reader(bounded_lines(path, f), strict=True)
         header = _header(path, reader)
         places = {name: header.index(name) for name in names}
         rows: list[list[str]] = []
