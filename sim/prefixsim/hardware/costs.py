@@ -132,6 +132,11 @@ def overhead(gpu: GpuProfile, family: str) -> EngineOverhead:
     return found
 
 
+def per_token_us(gpu: GpuProfile, model: ModelProfile, passes: float) -> float:
+    """Elementwise work of one token in all layers, µs: `passes` times the hidden state through the GPU's memory."""
+    return passes * model.layers * model.hidden_size * 2.0 / (gpu.device.mem_bandwidth_gb_per_s.value * 1e9) * 1e6
+
+
 def step_costs(
     gpu: GpuProfile, model: ModelProfile, *, dtype: str, kv_bytes: float, tp: int, family: str, host: HostCosts
 ) -> StepCosts:
@@ -165,6 +170,7 @@ def step_costs(
     coef[sk.C_ENGINE_STEP_US] = engine.step_us.value
     coef[sk.C_ENGINE_PER_LAYER_US] = engine.per_layer_us.value
     coef[sk.C_ENGINE_PER_SEQ_US] = engine.per_seq_us.value
+    coef[sk.C_ENGINE_PER_TOKEN_US] = per_token_us(gpu, model, engine.elementwise_passes.value)
     m = np.arange(1, TABLE_TOKENS + 1, dtype=np.float64)
     reduce = 2.0 * allreduce_us(gpu, tp, 2.0 * model.hidden_size * m)
     layer = layer_gemm_us(gpu, model, dtype, tp, m) + reduce

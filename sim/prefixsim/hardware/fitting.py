@@ -132,9 +132,9 @@ def fit_log(
 
 def held_out(keys: Sequence[str], share: float = 0.25) -> npt.NDArray[np.bool_]:
     """Which rows are held out, decided by a hash of each row's key: whole shapes go one way, the same in every run."""
-    cut = int(share * (1 << 32))
-    memo: dict[str, bool] = {}
-    for key in keys:
-        if key not in memo:
-            memo[key] = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") < cut
-    return np.array([memo[k] for k in keys], dtype=np.bool_)
+    order = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
+    below = [k for k in order if hashlib.sha256(k.encode()).digest()[0] < share * 256]
+    if len(below) < share * len(order) / 2:  # few keys and bad luck: then the lowest hashes, at least one
+        below = order[: max(1, round(share * len(order)))]
+    chosen = set(below)
+    return np.array([k in chosen for k in keys], dtype=np.bool_)

@@ -172,6 +172,8 @@ class EngineOverhead(Strict):
     step_us: NonNegative
     per_layer_us: NonNegative
     per_seq_us: NonNegative
+    elementwise_passes: NonNegative
+    """Norms, activations, copies: how often a token's hidden state (16 bits) crosses the GPU's memory in a layer."""
 
 
 class VllmMemory(Strict):

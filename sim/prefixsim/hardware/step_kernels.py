@@ -33,8 +33,9 @@ from prefixsim.jit import kernel
     C_ENGINE_STEP_US,
     C_ENGINE_PER_LAYER_US,
     C_ENGINE_PER_SEQ_US,
+    C_ENGINE_PER_TOKEN_US,  # norms, activations, copies of all layers
     N_COEF,
-) = range(21)
+) = range(22)
 TILE_ROWS = 128
 HALF_BLOCK = 32.0
 """Mean of the masked part of a diagonal tile, tokens."""
@@ -91,7 +92,7 @@ def step_ns(coef, gemm_us, lm_head_us, tokens, n_prefill, pf_work, pf_longest, n
         else:
             layer += coef[C_DEC_T0_US] + decode
     total = coef[C_LAYERS] * (layer + coef[C_ENGINE_PER_LAYER_US]) + coef[C_ENGINE_STEP_US]
-    total += coef[C_ENGINE_PER_SEQ_US] * (n_prefill + n_decode)
+    total += coef[C_ENGINE_PER_SEQ_US] * (n_prefill + n_decode) + coef[C_ENGINE_PER_TOKEN_US] * tokens
     if n_sampled > 0:
         total += table_us(lm_head_us, n_sampled)
     ns = round(total * 1000.0)

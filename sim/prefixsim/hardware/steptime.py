@@ -113,7 +113,10 @@ class StepCosts:
             allreduce_us=float(layers * allreduce),
             lm_head_us=float(_table(self.lm_head_us, sampled)) if sampled else 0.0,
             engine_us=float(
-                c[sk.C_ENGINE_STEP_US] + layers * c[sk.C_ENGINE_PER_LAYER_US] + sequences * c[sk.C_ENGINE_PER_SEQ_US]
+                c[sk.C_ENGINE_STEP_US]
+                + layers * c[sk.C_ENGINE_PER_LAYER_US]
+                + sequences * c[sk.C_ENGINE_PER_SEQ_US]
+                + tokens * c[sk.C_ENGINE_PER_TOKEN_US]
             ),
         )
 

@@ -6,7 +6,7 @@ in the profile are the errors on those.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,14 @@ def fit_gemm(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict
     return out
 
 
-def gemm_rows(part: Table, chip: Chip, dtype: str) -> tuple[Fit, int, Errors]:
+def gemm_rows(
+    part: Table,
+    chip: Chip,
+    dtype: str,
+    *,
+    start: Sequence[float] = GEMM_START,
+    bounds: Sequence[tuple[float, float]] = GEMM_BOUNDS,
+) -> tuple[Fit, int, Errors]:
     """Fits the GEMM formula to rows (m, n, k, latency_us); returns the fit, rows fitted and held-out errors."""
     m, n, k, t = (part.number[c] for c in ("m", "n", "k", "latency_us"))
     out = held_out([f"{a:.0f}x{b:.0f}" for a, b in zip(n, k, strict=True)])
@@ -110,7 +117,7 @@ def gemm_rows(part: Table, chip: Chip, dtype: str) -> tuple[Fit, int, Errors]:
     def model(v: F64, rows: Any) -> F64:
         return gemm_us(GemmNumbers.from_vector(v), chip, m[rows], n[rows], k[rows], weight_bytes=weight, act_bytes=act)
 
-    fit = fit_log(lambda v: model(v, ~out), t[~out], GEMM_START, GEMM_BOUNDS)
+    fit = fit_log(lambda v: model(v, ~out), t[~out], start, bounds)
     return fit, int((~out).sum()), Errors.of(model(fit.params, out), t[out])
 
 

@@ -1,0 +1,275 @@
+"""Replays measured end-to-end points through the engine simulation and prints TTFT and TPOT errors by system.
+
+    python bench/validate_e2e.py [--points FILE.csv] [--json] [--fit]
+
+A point is a closed loop: `concurrency` users, each sending its next request when its last one ends; every prompt has
+`isl` tokens that nobody shares, every answer `osl`. FP8 rows run FP8 weights (TensorRT-LLM: and KV cache, its default for
+such checkpoints; with FP8 KV vLLM and SGLang would be faster than their rows say). TensorRT-LLM rows run with
+vLLM's scheduling and their own overheads. Engine overheads come from the GPU's profile; `--fit` fits them anew on the
+points named by `in_fit` and prints them, errors are always those of the others (`rest`), and of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from prefixsim.engines.contract import EngineInputs
+from prefixsim.fleet.fleet import Fleet
+from prefixsim.fleet.routers.base import RouterContext, make_router
+from prefixsim.hardware import step_kernels as sk
+from prefixsim.hardware.costs import per_token_us
+from prefixsim.hardware.load import Hardware, load_hardware
+from prefixsim.hardware.fitting import fit_log
+from prefixsim.hardware.steptime import StepCosts
+from prefixsim.records import (
+    REQ_FINISH_NS,
+    REQ_FIRST_TOKEN_NS,
+    REQ_RELEASED_NS,
+    REQ_STATUS,
+    STATUS_FINISHED,
+    new_request_rows,
+)
+from prefixsim.scenario.engine_sglang import SglangOptions
+from prefixsim.scenario.engine_vllm import VllmOptions
+from prefixsim.scenario.hardware import HardwareSpec
+from prefixsim.scenario.router import RoundRobin
+from prefixsim.workload.intern import build_chains, build_trie
+from prefixsim.workload.table import Source, Workload, make_workload
+
+ROOT = Path(__file__).resolve().parents[1]
+POINTS = ROOT.parent / "shared" / "gpu" / "end_to_end.csv"
+GPUS = {"h100_sxm": "h100-sxm-80g", "h200_sxm": "h200", "a100_sxm": "a100-sxm-80g", "b200_sxm": "b200", "l40s": "l40s"}
+MODELS = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b", "llama-3.3-70b": "llama-3.3-70b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured row."""
+
+    system: str
+    backend: str
+    model: str
+    fp8: bool
+    isl: int
+    osl: int
+    concurrency: int
+    tp: int
+    ttft_ms: float
+    tpot_ms: float
+
+    @property
+    def group(self) -> str:
+        return f"{self.system}/{self.backend}"
+
+    @property
+    def in_fit(self) -> bool:
+        """A third of the points, by a hash of what they are: the only ones overheads may be fitted on."""
+        text = f"{self.system}|{self.backend}|{self.model}|{self.isl}|{self.osl}|{self.concurrency}|{self.tp}"
+        return hashlib.sha256(text.encode()).digest()[0] < 86
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What is fitted per system and backend: the profile's three numbers in µs, and µs a request until its first token."""
+
+    step_us: float
+    per_layer_us: float
+    per_seq_us: float
+    elementwise_passes: float
+    request_us: float = 0.0
+
+
+def read_points(path: Path) -> list[Point]:
+    with path.open(newline="") as f:
+        rows = list(csv.DictReader(f))
+    out = []
+    for r in rows:
+        name = r["model_path"].split("/")[-1].lower()
+        model = next((m for key, m in MODELS.items() if name.startswith(key)), None)
+        if model is None or r["system"] not in GPUS:
+            sys.exit(f"{path}: no profile for {r['system']} / {r['model_path']}")
+        fp8 = "fp8" in (r["precision"] + name).lower()
+        sizes = (int(float(r[c])) for c in ("isl", "osl", "concurrency", "tp_size"))
+        out.append(Point(r["system"], r["backend"], model, fp8, *sizes, float(r["ttft_ms"]), float(r["tpot_ms"])))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How the load was made. burst: all users start at once, and the first requests count; else users start spread over
+    one answer and the first requests do not count. ratio: lengths are uniform in [ratio, 1] of the stated ones.
+    waiting: requests more in flight than the engine is allowed to run."""
+
+    rounds: int = 6
+    burst: bool = True
+    ratio: float = 1.0
+    waiting: int = 0
+
+
+def closed_loop(p: Point, client: Client) -> Workload:
+    """`concurrency` users of `rounds` requests each; no content is shared."""
+    users = p.concurrency + client.waiting
+    n = users * client.rounds
+    after = np.arange(n, dtype=np.int32) - users
+    after[after < 0] = -1
+    rng = np.random.default_rng(1)
+
+    def lengths(size: int) -> np.ndarray:
+        return rng.integers(max(1, int(size * client.ratio)), size + 1, n)
+
+    prompts, outputs = lengths(p.isl), lengths(p.osl)
+    if not client.burst:
+        outputs[:users] = np.maximum(1, np.arange(1, users + 1) * p.osl // users)
+    return make_workload(
+        source=Source("closed-loop", synthetic=True),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        atom_offset=np.arange(n + 1),
+        prompt_atoms=np.ones(n),
+        atom_id=np.arange(n),
+        atom_tokens=prompts,
+        after=after,
+    )
+
+
+START = [300.0, 3.0, 3.0, 8.0]
+BOUNDS = [(0.0, 20_000.0), (0.0, 40.0), (0.0, 200.0), (0.0, 80.0)]
+CLIENTS = {"vllm": Client(rounds=10, burst=True, ratio=0.8)}
+
+
+class Simulator:
+    """Simulates points; keeps what does not depend on overheads."""
+
+    def __init__(self, clients: dict[str, Client] | None = None, rounds: int | None = None) -> None:
+        self.clients = clients or CLIENTS
+        self.rounds = rounds
+        self.hardware: dict[tuple[str, str, bool, int, str], Hardware] = {}
+        self.costs: dict[tuple[str, str, bool, int, str], StepCosts] = {}
+        self.loops: dict[tuple[int, int, int, Client], tuple[Workload, object]] = {}
+
+    def of(self, p: Point) -> Hardware:
+        key = (p.system, p.model, p.fp8, p.tp, p.backend)
+        if key not in self.hardware:
+            spec = HardwareSpec(
+                gpu=GPUS[p.system],
+                model=p.model,
+                tensor_parallel_size=p.tp,
+                dtype="fp8" if p.fp8 else "auto",
+                kv_cache_dtype="fp8" if p.fp8 and p.backend == "trtllm" else "auto",
+            )
+            self.hardware[key] = load_hardware(spec, base_dir=ROOT)
+        return self.hardware[key]
+
+    def run(self, p: Point, overhead: Overhead | None = None) -> tuple[float, float]:
+        """(mean TTFT, mean TPOT) in ms."""
+        hw = self.of(p)
+        key = (p.system, p.model, p.fp8, p.tp, p.backend)
+        if key not in self.costs:
+            self.costs[key] = hw.step_costs(p.backend)
+        costs, request_us = self.costs[key], 0.0
+        if overhead is not None:
+            coef = costs.coef.copy()
+            coef[sk.C_ENGINE_STEP_US], coef[sk.C_ENGINE_PER_LAYER_US] = overhead.step_us, overhead.per_layer_us
+            coef[sk.C_ENGINE_PER_SEQ_US] = overhead.per_seq_us
+            coef[sk.C_ENGINE_PER_TOKEN_US] = per_token_us(hw.gpu, hw.model, overhead.elementwise_passes)
+            costs, request_us = replace(costs, coef=coef), overhead.request_us
+        client = self.clients.get(p.group) or self.clients.get(p.backend) or Client()
+        client = client if self.rounds is None else replace(client, rounds=self.rounds)
+        shape = (p.isl, p.osl, p.concurrency, client)
+        if shape not in self.loops:
+            w = closed_loop(p, client)
+            self.loops[shape] = (w, build_trie(w, "vllm"))
+        w, trie = self.loops[shape]
+        sglang = p.backend == "sglang"
+        if sglang:
+            from prefixsim.engines.sglang.engine import build
+
+            options: VllmOptions | SglangOptions = SglangOptions(name="sglang")
+        else:
+            from prefixsim.engines.vllm.engine import build  # type: ignore[assignment]
+
+            options = VllmOptions(name="vllm", max_num_seqs=p.concurrency if client.waiting else None)
+        found = hw.kv_capacity(options)
+        rows = new_request_rows(w.n)
+        awaited = np.zeros(w.n, dtype=np.bool_)
+        awaited[w.after[w.after >= 0]] = True
+        inputs = EngineInputs(
+            workload=w,
+            chains=build_chains(trie, 1 if sglang else 16),  # type: ignore[arg-type]
+            costs=costs,
+            capacity=found.tokens if sglang else found.blocks,
+            rows=rows,
+            awaited=awaited,
+            gpu_memory_gib=hw.gpu_memory_gib,
+            gpu_architecture=hw.gpu.device.architecture,
+        )
+        engine = build(options, inputs)  # type: ignore[arg-type]
+        router = make_router(RoundRobin(), RouterContext(w, 1, 0, lambda: trie))
+        Fleet([engine], router, rows, w.arrival_ns, w.after, w.delay_ns).serve()
+        counted = np.zeros(w.n, dtype=np.bool_)
+        counted[0 if client.burst or client.rounds == 1 else p.concurrency + client.waiting :] = True
+        counted &= (rows[:, REQ_STATUS] == STATUS_FINISHED) & (w.output_tokens > 1)
+        done, gaps = rows[counted], w.output_tokens[counted] - 1
+        ttft = (done[:, REQ_FIRST_TOKEN_NS] - done[:, REQ_RELEASED_NS]).mean() / 1e6 + request_us / 1e3
+        tpot = ((done[:, REQ_FINISH_NS] - done[:, REQ_FIRST_TOKEN_NS]) / gaps).mean() / 1e6
+        return float(ttft), float(tpot)
+
+
+def errors(points: list[Point], found: list[tuple[float, float]]) -> dict[str, float]:
+    ttft = np.array([abs(f[0] / p.ttft_ms - 1) for p, f in zip(points, found, strict=True)])
+    tpot = np.array([abs(f[1] / p.tpot_ms - 1) for p, f in zip(points, found, strict=True)])
+    return {
+        "n": len(points),
+        "tpot_mape_pct": round(100 * float(tpot.mean()), 2),
+        "tpot_p90_pct": round(100 * float(np.quantile(tpot, 0.9)), 2),
+        "ttft_mape_pct": round(100 * float(ttft.mean()), 2),
+        "ttft_p90_pct": round(100 * float(np.quantile(ttft, 0.9)), 2),
+    }
+
+
+def fit_overhead(points: list[Point], simulator: Simulator) -> Overhead:
+    """Fits step, per-sequence and elementwise overheads to the TPOT of `points`, then the request's to their TTFT."""
+    observed = np.array([p.tpot_ms for p in points])
+
+    def overhead(v: np.ndarray) -> Overhead:
+        return Overhead(float(v[0]), float(v[1]), float(v[2]), float(v[3]))
+
+    def model(v: np.ndarray) -> np.ndarray:
+        return np.array([simulator.run(p, overhead(v))[1] for p in points])
+
+    found = fit_log(model, observed, START, BOUNDS, scale=0.1, max_iterations=8)
+    best = overhead(found.params)
+    late = [(p.ttft_ms - simulator.run(p, best)[0]) * 1e3 for p in points]
+    return replace(best, request_us=max(0.0, float(np.median(late))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=Path, default=POINTS)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=None)
+    args = parser.parse_args()
+    if not args.points.is_file():
+        sys.exit(f"{args.points}: no such file")
+    points = read_points(args.points)
+    simulator = Simulator(rounds=args.rounds)
+    found = [simulator.run(p) for p in points]
+    groups = sorted({p.group for p in points})
+    result = {g: errors(*zip(*[(p, f) for p, f in zip(points, found, strict=True) if p.group == g], strict=True)) for g in groups}  # type: ignore[arg-type]
+    if args.json:
+        print(json.dumps(result, indent=1))
+        return
+    for g, e in result.items():
+        print(g, e)
+
+
+if __name__ == "__main__":
+    main()
