@@ -159,6 +159,8 @@ def test_what_is_a_gauge() -> None:
     assert is_gauge("vllm:kv_cache_usage_perc")
     assert is_gauge("sglang:cache_hit_rate")
     assert is_gauge("sglang:num_queue_reqs")
+    assert is_gauge("sglang:page_size")
+    assert split_name("cached_tokens") is None  # a name of the API, not of a metric
     assert not is_gauge("vllm:generation_tokens")  # "ratio" is inside the word only
     assert not is_gauge("sglang:num_retracted_requests_total")
     assert is_share("vllm:kv_cache_usage_perc")

@@ -28,8 +28,11 @@ class Sample:
 
 
 def is_gauge(name: str) -> bool:
-    """Whether an engine's metric goes up and down (a counter only grows)."""
-    return not name.endswith("_total") and bool(_words(name) & _GAUGE_WORDS)
+    """Whether an engine's metric goes up and down (a counter only grows). SGLang spells every counter with `_total`; vLLM's
+    names are without it, so there words decide."""
+    if name.endswith("_total"):
+        return False
+    return name.startswith("sglang:") or bool(_words(name) & _GAUGE_WORDS)
 
 
 def is_share(name: str) -> bool:
@@ -65,7 +68,7 @@ def split_name(spelt: str) -> tuple[str, dict[str, str]] | None:
     """'sglang:x_total{mode="input"}' -> (name, labels); None where it is no metric (a note such as "hit rate (log line)").
     Label values may be without quotes."""
     match = NAME.match(spelt)
-    if match is None:
+    if match is None or ":" not in match.group():
         return None
     rest = spelt[match.end() :].strip()
     if not rest:
