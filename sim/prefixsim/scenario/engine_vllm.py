@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prefixsim.scenario.base import Strict
 
@@ -49,3 +49,20 @@ class VllmOptions(Strict):
     prefix_cache_retention_interval: int | None = Field(0, ge=0)
     """For sliding-window groups; 0: vLLM's default, null: dense."""
     facts: VllmFacts = VllmFacts()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and seqs is not None and tokens < seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {tokens} is less than max_num_seqs {seqs}; vLLM does not start so"
+            )
+        if not self.enable_chunked_prefill and tokens is not None and self.max_model_len is not None:
+            if tokens < self.max_model_len:
+                raise ValueError(
+                    f"enable_chunked_prefill false: max_num_batched_tokens {tokens} is less than max_model_len "
+                    f"{self.max_model_len}; vLLM does not start so"
+                )
+        if self.layout != "full" and self.sliding_window is None:
+            raise ValueError(f"layout {self.layout}: sliding_window is missing")
+        return self
