@@ -99,7 +99,7 @@ def test_snapshot_has_the_counters_and_histograms(run: RunFolder, tmp_path: Path
         prefix = engine["kind"].split("@")[0]
         ttft = f"{prefix}:time_to_first_token_seconds"
         assert value[f"{ttft}_count", name, None] == engine["requests"]
-        assert value[f"{ttft}_bucket", name, "+Inf"] == engine["requests"]
+        assert value[f"{ttft}_bucket", name, "+Inf"] == value[f"{ttft}_bucket", name, "1000.0"] == engine["requests"]
         assert value[f"{ttft}_sum", name, None] == pytest.approx(engine["ttft_s"]["mean"] * engine["requests"])
         buckets = [s.value for s in samples if s.name == f"{ttft}_bucket" and s.labels["simulated_engine"] == name]
         assert buckets == sorted(buckets)

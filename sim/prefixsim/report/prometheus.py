@@ -156,7 +156,7 @@ def snapshot(run: RunFolder, names: Sequence[str] = ()) -> Iterator[str]:
 
 def _histogram_lines(metric: str, labels: Mapping[str, str], h: Histogram, stamp: str = "") -> Iterator[str]:
     for bound, count in zip(h.bounds.tolist(), h.counts.tolist(), strict=True):
-        yield f"{metric}_bucket{spell_labels({**labels, 'le': spell_value(bound)})} {spell_value(count)}{stamp}"
+        yield f"{metric}_bucket{spell_labels({**labels, 'le': str(bound)})} {spell_value(count)}{stamp}"
     yield f"{metric}_bucket{spell_labels({**labels, 'le': '+Inf'})} {spell_value(h.total)}{stamp}"
     yield f"{metric}_count{spell_labels(labels)} {spell_value(h.total)}{stamp}"
     yield f"{metric}_sum{spell_labels(labels)} {spell_value(h.sum)}{stamp}"
@@ -245,11 +245,8 @@ def time_series(
     for name, metric, histograms in _histograms_over_time(run, engines, scrapes):
         lines = families.setdefault(metric, ("histogram", []))[1]
         labels = labels_of(run, name, engines[name])
-        each = [
-            list(_histogram_lines(metric, labels, h, f" {start_unix_s + t:.3f}"))
-            for t, h in zip(scrapes, histograms, strict=True)
-        ]
-        lines += [line for series in zip(*each, strict=True) for line in series]
+        for t, h in zip(scrapes, histograms, strict=True):  # all of a scrape's lines together, as OpenMetrics wants
+            lines += _histogram_lines(metric, labels, h, f" {start_unix_s + t:.3f}")
     for metric, (kind, lines) in families.items():
         yield f"# HELP {metric} Simulated by prefixsim."
         yield f"# TYPE {metric} {kind}"
