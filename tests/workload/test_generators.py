@@ -375,3 +375,23 @@ def test_impossible_workloads_are_refused_in_words(section):
     with pytest.raises(PrefixsimError) as caught:
         make(section)
     assert len(str(caught.value)) > 20
+
+
+requests = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 20), st.integers(0, 60)), min_size=1, max_size=25)
+
+
+@given(requests)
+def test_requests_that_ask_for_too_much_come_later(rows):
+    from prefixsim.workload.generators.reuse_kernels import put_feasible_first
+
+    prompts, outputs, shared = (np.array(c, dtype=np.int64) for c in zip(*rows, strict=True))
+    order = np.arange(len(rows), dtype=np.int64)
+    put_feasible_first(order, prompts + outputs, prompts, shared)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    longest, stuck = 0, False
+    for k, r in enumerate(order.tolist()):
+        want = min(shared[r], prompts[r])
+        waiting = [q for q in order[k:].tolist() if min(shared[q], prompts[q]) <= longest]
+        stuck = stuck or not waiting
+        assert want <= longest or not waiting
+        longest = max(longest, prompts[r] + outputs[r] - 1)

@@ -155,18 +155,47 @@ def choose_sources(
     length: Sequence[int], prompts: Sequence[int], shared: Sequence[int], back: Sequence[int], around: int
 ) -> tuple[list[int], list[int]]:
     """Twin of `generators.reuse_kernels.choose_sources`: (source, taken tokens) of every request."""
-    source, taken = [], []
+    source: list[int] = []
+    taken: list[int] = []
+    claimed = [0] * len(length)
     for r in range(len(length)):
         want = min(shared[r], prompts[r])
         middle = max(0, r - max(1, back[r]))
         steps = [(k + 1) // 2 if k % 2 else -(k // 2) for k in range(2 * around)]
         looked = [s for s in (middle + d for d in steps) if 0 <= s < r]
-        if want == 0 or not looked:
+        if want == 0 or r == 0:
             source.append(-1)
             taken.append(0)
             continue
         long = [s for s in looked if length[s] - 1 >= want]
-        best = long[0] if long else max(looked, key=lambda s: length[s])
+        own = [s for s in long if taken[s] < want and claimed[s] < want]
+        sure = [s for s in range(r) if length[s] - 1 >= 1 << (want - 1).bit_length()]
+        if own or long:
+            best = (own or long)[0]
+        elif length[r - 1] - 1 < want and sure:
+            best = sure[-1]
+        else:
+            best = max([r - 1, *looked], key=lambda s: length[s])
+            if length[best] - 1 < want:
+                best = max(range(r), key=lambda s: length[s])
         source.append(best)
         taken.append(min(want, length[best] - 1))
+        claimed[best] = max(claimed[best], taken[r])
     return source, taken
+
+
+def reuse_profile(w: Workload, namespace: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Twin of `profile_kernels.reuse_profile`, token by token: (shared tokens, requests since their last use)."""
+    used: dict[Any, int] = {}
+    shared, back = [], []
+    for r in range(w.n):
+        tokens = [(int(namespace[r]), *t) for t in tokens_of(w, r)]
+        prefixes = [tuple(tokens[: k + 1]) for k in range(len(tokens))]
+        known = 0
+        while known < int(w.prompt_tokens[r]) and prefixes[known] in used:
+            known += 1
+        shared.append(known)
+        back.append(r - used[prefixes[known - 1]] if known else 0)
+        for prefix in prefixes[:-1]:
+            used[prefix] = r
+    return shared, back

@@ -22,7 +22,7 @@ from prefixsim.workload.table import I64, Decision, Workload, make_workload
 @register("reuse")
 def reuse(spec: ReuseWorkload, context: GenerateContext) -> Workload:
     """Generates a `reuse` section. Raises ScenarioError when the wanted hit rate cannot be reached."""
-    from prefixsim.workload.generators.reuse_kernels import choose_sources
+    from prefixsim.workload.generators.reuse_kernels import choose_sources, put_feasible_first
 
     n, seed = spec.requests, context.seed
     if spec.rows is not None:
@@ -37,6 +37,9 @@ def reuse(spec: ReuseWorkload, context: GenerateContext) -> Workload:
         reused = stream(seed, "reused").random(n) < spec.reuse_share
         shared = np.where(reused, np.rint(prompts * share), 0).astype(np.int64)
         back = np.maximum(1, np.rint(sample(spec.back, n, stream(seed, "back")))).astype(np.int64)
+    order = np.arange(n, dtype=np.int64)
+    put_feasible_first(order, prompts + outputs, prompts, shared)
+    prompts, outputs, shared, back = (np.ascontiguousarray(c[order]) for c in (prompts, outputs, shared, back))
     decisions: tuple[Decision, ...] = ()
     if spec.hit_rate is not None:
         shared = _scaled(prompts, outputs, shared, back, spec.hit_rate)
