@@ -190,10 +190,10 @@ def test_kernels_without_jit_are_bounds_checked_and_equal() -> None:
 @pytest.mark.parametrize("kernel_name", ["run_engine"])
 def test_one_compilation_only(kernel_name: str) -> None:
     """No accidental second specialisation (an int32 or strided array somewhere)."""
-    from prefixsim.engines.vllm import schedule_kernels
+    from prefixsim.engines.vllm import run_kernels
 
     _, w, s = timed_case(1)
     timed_engine(w, s, coefficients()).advance(NEVER)
-    compiled = getattr(schedule_kernels, kernel_name)
+    compiled = getattr(run_kernels, kernel_name)
     if hasattr(compiled, "signatures"):
         assert len(compiled.signatures) == 1

@@ -57,12 +57,12 @@ class VllmOptions(Strict):
             raise ValueError(
                 f"max_num_batched_tokens {tokens} is less than max_num_seqs {seqs}; vLLM does not start so"
             )
-        if not self.enable_chunked_prefill and tokens is not None and self.max_model_len is not None:
-            if tokens < self.max_model_len:
-                raise ValueError(
-                    f"enable_chunked_prefill false: max_num_batched_tokens {tokens} is less than max_model_len "
-                    f"{self.max_model_len}; vLLM does not start so"
-                )
+        longest = self.max_model_len
+        if not self.enable_chunked_prefill and tokens is not None and longest is not None and tokens < longest:
+            raise ValueError(
+                f"enable_chunked_prefill false: max_num_batched_tokens {tokens} is less than max_model_len {longest}; "
+                "vLLM does not start so"
+            )
         if self.layout != "full" and self.sliding_window is None:
             raise ValueError(f"layout {self.layout}: sliding_window is missing")
         return self

@@ -12,8 +12,9 @@ from prefixsim.engines.contract import EngineInputs, Progress
 from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.facts import Settings, resolve
 from prefixsim.engines.vllm.pool_kernels import lookup, reset_pool
+from prefixsim.engines.vllm.process_kernels import halve_timeline
 from prefixsim.engines.vllm.queue_kernels import enqueue
-from prefixsim.engines.vllm.schedule_kernels import halve_timeline, run_engine
+from prefixsim.engines.vllm.run_kernels import run_engine
 from prefixsim.engines.vllm.statistics import counters, notes, totals
 from prefixsim.errors import DoesNotFitError
 from prefixsim.hardware.step_kernels import C_CLOCK_STEPS

@@ -9,6 +9,7 @@ priority: a binary heap of queue positions on (priority, position).
 from __future__ import annotations
 
 from prefixsim.engines.vllm.state import (
+    I_FOLLOWING,
     I_HEAD,
     I_HEAP,
     I_HOST_NS,
@@ -52,6 +53,14 @@ def enqueue(state, queue, rows, prompt_tokens, requests, at_ns, replica, hash_ns
         queue[pos, Q_READY_NS] = ready
         state[I_SUBMITTED] = pos + 1
     return refused
+
+
+@lean_kernel
+def waiting_count(state):
+    """Requests waiting: preempted ones in front and arrived ones behind, or those in the heap."""
+    if state[I_PRIORITY] != 0:
+        return state[I_HEAP]
+    return state[I_STACK] + state[I_FOLLOWING] - state[I_HEAD]
 
 
 @lean_kernel

@@ -1,4 +1,5 @@
-"""vLLM's scheduler in plain Python: the twin of `schedule_kernels`, written to be read beside SPEC section 6.
+"""vLLM's scheduler in plain Python, written to be read beside SPEC section 6: the twin of `schedule_kernels`,
+`admit_kernels`, `process_kernels` and `run_kernels`.
 
 Time: S(k) is the instant at which step k is scheduled, E(k) when its output is processed. Synchronous: S(k+1) = E(k).
 Asynchronous (two steps in flight): step k+1 is scheduled when the output of k-1 has been processed, as k starts; where
