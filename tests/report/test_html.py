@@ -86,6 +86,8 @@ def test_answer_comes_first_and_every_part_is_there(run_folder: Path) -> None:
     }
     for value in ("vendor datasheet", "fitted on batches up to 256", "looks like a timestamp", "seed: 1"):
         assert value in text
+    for hit in summary["ceiling_tokens"].values():
+        assert f"{hit:,}" in text[text.index("Ceilings:") :]
     for engine in summary["engines"].values():
         for part in PARTS:
             if engine["ledger"][part]:

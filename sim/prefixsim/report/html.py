@@ -78,7 +78,7 @@ def render(run: RunFolder) -> str:
             "Who hits",
             html.figures(who) or html.absent("Without a requests table hit rates by turn and length are not known."),
         ),
-        html.section("capacity", "Capacity", html.figures(curves) or html.absent(no_curves)),
+        html.section("capacity", "Capacity", html.figures(curves) or html.absent(no_curves), html.ceilings_table(run)),
         html.divergence_section(run),
         html.replica_section(run, data, fleet),
         setup_section(run, missing),

@@ -237,6 +237,25 @@ def latency_table(run: RunFolder) -> str:
     return f'<div>{shown}<div class="tools">{csv_button("t-latency", "latency percentiles")}</div></div>'
 
 
+def ceilings_table(run: RunFolder) -> str:
+    """What an infinite cache would serve at each block size; "" where no ceiling was computed."""
+    ceilings, tokens = facts.get(run.summary, "ceiling"), facts.get(run.summary, "ceiling_tokens")
+    if not isinstance(ceilings, Mapping) or not ceilings:
+        return ""
+    sizes = sorted(
+        (1 if k == "token" else int(k), k) for k in ceilings if k == "token" or (str(k).isdecimal() and len(k) < 16)
+    )
+    rows: list[list[tuple[str, object]]] = []
+    for size, key in sizes[:MAX_ROWS]:
+        share, hit = facts.number(ceilings, key), facts.number(tokens, key)
+        row: list[tuple[str, object]] = [("1 token (any cache)" if key == "token" else f"{size:,} tokens", size)]
+        row.append((facts.integer(hit), "" if hit is None else hit))
+        rows.append([*row, (facts.percent(share, 2), "" if share is None else share)])
+    caption = "Ceilings: what an infinite cache would serve, lookups in order of arrival"
+    shown = table("t-ceilings", caption, ["block size", "tokens", "of prompt tokens"], rows)
+    return f'<div>{shown}<div class="tools">{csv_button("t-ceilings", "ceilings")}</div></div>'
+
+
 def divergence_section(run: RunFolder) -> str:
     """Where prompts part, ranked by what is lost behind the place."""
     title = "Where prompts part"
