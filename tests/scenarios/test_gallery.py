@@ -1,0 +1,107 @@
+"""Every shipped scenario runs, its `expect:` entries hold, and each entry could fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prefixsim.paths import data_dir
+from prefixsim.prepare import Library
+from prefixsim.scenario.load import load_scenario
+from prefixsim.scenario.models import Expect, Scenario
+from prefixsim.scenario.study import PlanSpec, StudySpec
+from prefixsim.study import grid
+from prefixsim.study.check import Done, expect, judge
+from prefixsim.study.load import load_study
+
+FOLDER = data_dir("scenarios")
+SCENARIOS = sorted(p.stem for p in FOLDER.glob("*.yaml"))
+STUDIES = sorted(p.stem for p in (FOLDER / "studies").glob("*.yaml"))
+CLAIMS = tuple(f"C{n}" for n in range(1, 19))
+
+
+def outside_data(scenario: Scenario) -> Path | None:
+    """The trace a scenario reads from beside the checkout, where that is absent."""
+    trace = getattr(scenario.workload, "trace", None)
+    path = scenario.base_dir / trace.path if trace is not None else None
+    return path if path is not None and not path.exists() else None
+
+
+def tightened(e: Expect, value: float) -> Expect:
+    """The entry with its bounds moved past what was found."""
+    off = abs(value) * 1e-6 + 1e-9
+    if isinstance(e.equals, bool):
+        return Expect(metric=e.metric, equals=not e.equals)
+    if e.equals is not None:
+        return Expect(metric=e.metric, equals=float(e.equals) + 2 * (e.within if isinstance(e.within, float) else 0) + off)
+    if isinstance(e.within, list):
+        return Expect(metric=e.metric, within=[value + off, value + 2 * off])
+    low = value + off if e.at_least is not None else None
+    return Expect(metric=e.metric, at_least=low, at_most=None if low is not None else value - off)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name):
+    from prefixsim.pipeline import run_scenario
+
+    scenario = load_scenario(name)
+    missing = outside_data(scenario)
+    if missing is not None:
+        pytest.skip(f"no reference data at {missing}")
+    assert scenario.name == name
+    assert len(scenario.description) > 20
+    assert scenario.expect
+    if name.startswith("mooncake"):
+        pytest.skip("its trace takes seconds to read: run by the tests of the pipeline")
+    run = run_scenario(scenario, library=Library(keep=1))
+    result, _ = judge(name, scenario, [Done(run.summary, [], 0.0)], None)
+    failed = [f"{c.metric}: {c.found}, expected {c.wanted}" for c in result.checks if not c.ok]
+    assert not failed
+    for entry, check in zip(scenario.expect, result.checks, strict=True):
+        assert not expect(tightened(entry, check.values["value"]), [run.summary]).ok, entry.metric
+    for part in run.summary["engines"].values():
+        if "ledger" in part:
+            assert sum(part["ledger"].values()) == part["prompt_tokens"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_purpose_is_written_down(name):
+    lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# yaml-language-server: $schema=../docs/schema/scenario.schema.json"
+    if name not in ("quickstart", "mooncake"):
+        assert sum(line.startswith("#") for line in lines) >= 3
+
+
+def test_every_claim_has_a_scenario():
+    text = "\n".join(p.read_text() for p in FOLDER.glob("claim-*.yaml"))
+    for claim in CLAIMS:
+        assert f"{claim}:" in text or f"{claim}," in text or f"{claim} " in text, claim
+
+
+def test_gallery_page_names_every_scenario():
+    docs = FOLDER.parent / "docs"
+    if not docs.is_dir():
+        pytest.skip("an installed package has no docs folder")
+    gallery = (docs / "gallery.md").read_text()
+    assert not [n for n in SCENARIOS if f"`{n}`" not in gallery]
+    studies = (docs / "studies.md").read_text()
+    assert not [n for n in STUDIES if f"{n}.yaml" not in studies]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_study_expands(name):
+    path = FOLDER / "studies" / f"{name}.yaml"
+    data = yaml.safe_load(path.read_text())
+    if "axes" not in data:
+        spec = load_study(path, PlanSpec)
+        settings = grid.axis_lists(spec.spec.over) or [[{}]]
+        spec.scenario({k: v for axis in settings for k, v in axis[0].items()})
+        return
+    study = load_study(path, StudySpec)
+    points = grid.points(study.spec.axes, study.spec.exclude, study.spec.repeats, file=str(path))
+    assert 2 <= len(points) <= 100
+    for point in points:
+        if point.repeat == 0:
+            study.scenario(point.axes)
