@@ -222,6 +222,7 @@ def summarise(
     run_id: str,
 ) -> tuple[dict[str, Any], list[I64 | None]]:
     """(summary without timing and provenance, ledgers). The ledger's invariant is checked on the way."""
+    from prefixsim.analysis.certainties import certainties
     from prefixsim.analysis.ledger import LedgerFacts, ledger, ledger_totals
     from prefixsim.analysis.summary import engine_summary
 
@@ -285,6 +286,14 @@ def summarise(
                     f"ceiling in the trace's own full blocks of {g} tokens: {hit / prompt:.2%} ({hit:,} of {prompt:,} "
                     "prompt tokens)"
                 )
+        certain = [
+            sentence
+            for o in chosen
+            for sentence in certainties(
+                w, {o.name: granularity_of(o)}, rule_of(o), segments=prepared.segments(rule_of(o))
+            )
+        ]
+        summary["notes"] += dict.fromkeys(certain)
     else:
         summary["notes"].append(
             "no ceilings and no ledger: the workload has lengths only, so what is shared is not known"
