@@ -131,8 +131,23 @@ def test_layouts_and_pools_that_are_not_modelled_are_refused() -> None:
     ],
 )
 def test_defaults_are_vllms_own(gib: float, architecture: str, limits: tuple[int, int]) -> None:
-    s = resolve(VllmOptions(name="v"), 100, gib, architecture, 0)
+    s = resolve(VllmOptions(name="v"), 10_000, gib, architecture, 0)
     assert (s.max_num_batched_tokens, s.max_num_seqs) == limits
+
+
+def test_defaults_fit_each_other() -> None:
+    """As `vllm serve` does: default max_num_seqs is cut to the tokens; without chunks a whole prompt must fit a step."""
+
+    def limits(**options: Any) -> tuple[int, int, int]:
+        s = resolve(VllmOptions(name="v", **options), 1001, 80, "hopper", 0)
+        return s.max_num_batched_tokens, s.max_num_seqs, s.max_model_len
+
+    assert limits(max_num_batched_tokens=512) == (512, 512, 16_000)
+    assert limits(enable_chunked_prefill=False) == (16_000, 1024, 16_000)
+    assert limits(enable_chunked_prefill=False, max_num_batched_tokens=4096) == (4096, 1024, 4096)
+    assert limits(max_num_seqs=2, max_model_len=100) == (200, 2, 100)
+    with pytest.raises(ScenarioError, match="does not start"):
+        limits(max_num_seqs=10_000)
 
 
 def test_versions_differ_only_in_named_switches() -> None:
@@ -252,7 +267,16 @@ def test_zero_hits_are_said_in_words() -> None:
     w = work([{"tokens": numbered(240), "output_tokens": [1]}] * 2)
     engine = started(w, VllmOptions(name="v", block_size=784), 10)
     engine.advance(NEVER)
-    assert "0 hits are certain" in engine.record().notes[-1]
+    assert "0 hits are certain: the longest prompt has 240" in engine.record().notes[-1]
+    w = work([{"tokens": numbered(900, 1000 * i)[:240] + numbered(900, 5000 * (i + 9))} for i in range(2)])
+    engine = started(w, VllmOptions(name="v", block_size=784), 10)
+    engine.advance(NEVER)
+    assert "no two requests share a whole block of 784" in engine.record().notes[-1]
+    w = work([{"tokens": numbered(900)}] * 2)
+    engine = started(w, VllmOptions(name="v", block_size=784), 10)
+    engine.advance(NEVER)
+    assert not engine.record().notes
+    assert engine.inputs.rows[1, REQ_CACHED_TOKENS] == 784
 
 
 @pytest.mark.parametrize(

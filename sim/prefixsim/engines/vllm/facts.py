@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefixsim.errors import NotModelledError
+from prefixsim.errors import NotModelledError, ScenarioError
 from prefixsim.hardware.memory import vllm_default_limits
 from prefixsim.scenario.engine_vllm import VllmOptions
 
@@ -62,18 +62,31 @@ def version_of(kind: str) -> str:
 
 
 def resolve(o: VllmOptions, num_gpu_blocks: int, gpu_memory_gib: float, architecture: str, turn_ns: int) -> Settings:
-    """Settings of an engine from its options. Raises NotModelledError for layouts that are not exact here."""
+    """Settings of an engine from its options; what is not given, as vLLM itself sets it. Raises NotModelledError for layouts
+    that are not exact here, ScenarioError for options that vLLM does not start with."""
     if o.layout != "full":
         raise NotModelledError(
             f"engine '{o.name}': layout '{o.layout}' is not modelled in timed runs (its sliding-window groups share the "
             "pool with others); `prefixsim replay --layout` covers the cache alone, and layout 'full' is exact"
         )
     facts = VERSIONS[version_of(o.kind)]
-    tokens, seqs = vllm_default_limits(gpu_memory_gib, architecture)
-    tokens = tokens if o.max_num_batched_tokens is None else o.max_num_batched_tokens
     longest = (num_gpu_blocks - 1) * o.block_size
     if o.max_model_len is not None:
         longest = min(longest, o.max_model_len)
+    tokens, seqs = vllm_default_limits(gpu_memory_gib, architecture)
+    seqs = seqs if o.max_num_seqs is None else o.max_num_seqs
+    if o.max_num_batched_tokens is not None:
+        tokens = o.max_num_batched_tokens
+    elif o.enable_chunked_prefill:
+        tokens = min(tokens, seqs * longest)
+    else:
+        tokens = min(max(tokens, longest), seqs * longest)
+    if o.max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    elif seqs > tokens:
+        raise ScenarioError(
+            f"engine '{o.name}': max_num_seqs {seqs} is more than max_num_batched_tokens {tokens}; vLLM does not start so"
+        )
     if not o.enable_chunked_prefill:
         longest = min(longest, tokens)
 
@@ -83,7 +96,7 @@ def resolve(o: VllmOptions, num_gpu_blocks: int, gpu_memory_gib: float, architec
     return Settings(
         block_size=o.block_size,
         num_gpu_blocks=num_gpu_blocks,
-        max_num_seqs=seqs if o.max_num_seqs is None else o.max_num_seqs,
+        max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         max_model_len=longest,
         watermark=o.watermark,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.facts import Settings
 from prefixsim.records import I64
+from prefixsim.workload.intern import ChainIndex
 
 
 def totals(s: I64, settings: Settings, refused: int) -> dict[str, int]:
@@ -66,4 +69,15 @@ def notes(s: I64, settings: Settings, inputs: EngineInputs, refused: int, name: 
             f"{name}: 0 hits are certain: the longest prompt has {int(w.prompt_tokens.max()):,} tokens, and only blocks of "
             f"{settings.block_size:,} tokens before a prompt's last token can be hit"
         )
+    elif settings.enable_prefix_caching and w.n > 1 and not shares_blocks(inputs.chains):
+        out.append(
+            f"{name}: 0 hits are certain: no two requests share a whole block of {settings.block_size:,} tokens from their "
+            "first token on"
+        )
     return tuple(out)
+
+
+def shares_blocks(chains: ChainIndex) -> bool:
+    """Whether any two rows have a chain in common: fewer distinct chains than blocks in all rows."""
+    last = chains.run_offset[1:][np.diff(chains.run_offset) > 0] - 1
+    return int(chains.run_end[last].sum()) > chains.n_chains
