@@ -289,6 +289,7 @@ def summarise(
         certain = [
             sentence
             for o in chosen
+            if not any("hits are certain" in note for note in engines[o.name]["notes"])  # the engine says it by itself
             for sentence in certainties(
                 w, {o.name: granularity_of(o)}, rule_of(o), segments=prepared.segments(rule_of(o))
             )
