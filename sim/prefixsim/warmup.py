@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prefixsim.scenario import strict_yaml
-from prefixsim.scenario.load import scenario_from
+from prefixsim.scenario.load import load_scenario, scenario_from
 
 GENERATED = """
 name: warmup
 workload:
   generator: sessions
-  arrivals: {process: poisson, rate_per_s: 50}
-  requests: 60
+  arrivals: {process: poisson, rate_per_s: 200}
+  requests: 3_000
   turns: 2
   output_tokens: 4
   templates:
@@ -38,7 +38,8 @@ def warm(folder: Path, say: Callable[[str], None]) -> None:
         {"timestamp": 100 * i, "input_length": 1000, "output_length": 3, "hash_ids": [0, i + 1]} for i in range(8)
     ]
     (folder / "mooncake.jsonl").write_text("".join(json.dumps(row) + "\n" for row in blocks))
-    texts = [GENERATED + FLEET, GENERATED + FLEET + "replicas: 2\nrouter: cache_aware\n"]
+    texts = [GENERATED + FLEET]
+    texts += [f"{GENERATED}{FLEET}replicas: 2\nrouter: {name}\n" for name in ("cache_aware", "oracle")]
     texts += [
         f"name: warmup\nworkload: {{trace: {{path: {name}.jsonl, format: {name}, cache: false}}}}\n{FLEET}oversized: reject\n"
         for name in ("native", "mooncake")
@@ -47,3 +48,5 @@ def warm(folder: Path, say: Callable[[str], None]) -> None:
         say(f"warmup {i + 1} of {len(texts)}")
         scenario = scenario_from(strict_yaml.parse(text, "warmup"), folder, {"output.report": False})
         run_scenario(scenario, write=True, out=folder / f"run{i}")
+    say("warmup: quickstart")
+    run_scenario(load_scenario("quickstart", {"output.report": False}), write=True, out=folder / "quickstart")
