@@ -82,10 +82,11 @@ def steady_steps(
     place = 0
     steps = 0
     while steps < most and scalars[S_NOW] < next_arrival and scalars[S_GAPS] + 2 < gaps.shape[0]:
+        evictable = scalars[S_EVICTABLE] if scalars[S_DISABLED] == 0 else 0
+        if scalars[S_AVAILABLE] + evictable < places[place]:
+            break  # before any evict call: `iterate` makes this step's
         if scalars[S_AVAILABLE] < n and scalars[S_DISABLED] == 0:
             make_room(scalars, nodes, table, heap, n)
-        if scalars[S_AVAILABLE] < places[place]:
-            break
         scalars[S_AVAILABLE] -= places[place]
         place = place - 1 if place > 0 else page - 1
         floats[F_RATIO] = max(floats[F_RATIO] - floats[F_RATIO_DECAY], floats[F_RATIO_MIN])
