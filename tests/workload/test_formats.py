@@ -503,3 +503,67 @@ def test_missing_files_and_unknown_names(tmp_path):
 def _empty(folder: Path) -> Path:
     (folder / "empty").mkdir()
     return folder / "empty"
+
+
+def test_aiperf_delta_rows_get_their_history(tmp_path):
+    """Rows that hold only what is new: prompts grow by the answer before and the row's own tokens."""
+    rows = [
+        {"session_id": "s", "timestamp": 0, "input_length": 100, "output_length": 20},
+        {"session_id": "s", "delay": 500, "input_length": 30, "output_length": 10},
+        {"session_id": "s", "delay": 500, "input_length": 7, "output_length": 10},
+    ]
+    (tmp_path / "t.jsonl").write_text(lines(rows))
+    w = load(tmp_path / "t.jsonl", turns="delta")
+    assert w.prompt_tokens.tolist() == [100, 150, 167]
+    check(w)
+    assert load(tmp_path / "t.jsonl").prompt_tokens.tolist() == [100, 30, 7]
+
+
+def test_id_scope_of_a_conversation(tmp_path):
+    rows = [dict(BAILIAN[0], chat_id=k, parent_chat_id=-1 if k < 2 else k - 2) for k in range(4)]
+    (tmp_path / "t.jsonl").write_text(lines(rows))
+    assert hits(load(tmp_path / "t.jsonl")) == 3 * 30
+    assert hits(load(tmp_path / "t.jsonl", id_scope="conversation")) == 2 * 30
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(WEKA))
+    (tmp_path / "t.jsonl").unlink()
+    apart = load(tmp_path, share_system_blocks=False)
+    assert hits(load(tmp_path, share_system_blocks=False, id_scope="file")) > hits(apart)
+
+
+def test_keys_without_effect_are_said(tmp_path):
+    w = load(write(tmp_path, "mooncake"), turns="delta", tokenizer="builtin")
+    assert any("without effect on mooncake traces: turns, tokenizer" in n for n in w.source.notes)
+    assert not any("without effect" in n for n in load(write(tmp_path, "mooncake"), block_size=512).source.notes)
+
+
+def test_real_tokenizers_from_local_files(tmp_path):
+    """Needs the extra; a byte-level tiktoken file and a word-level tokenizer.json of our own."""
+    import base64
+
+    pytest.importorskip("tiktoken")
+    tokenizers = pytest.importorskip("tokenizers")
+    ranks = [bytes([b]) for b in range(256)] + [b"th", b"the"]
+    (tmp_path / "own.tiktoken").write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % k for k, t in enumerate(ranks)))
+    path = write(tmp_path, "lmcache")
+    w = load(path, tokenizer="tiktoken:own.tiktoken")
+    assert w.prompt_tokens[0] == len("Hello there.") - 2
+    assert "258 tokens" in decision(w, "tokenizer")[1]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"Hello": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert load(path, tokenizer="tokenizers:tokenizer.json").prompt_tokens[0] == 3
+    (tmp_path / "bad.tiktoken").write_text("nonsense here too\n")
+    with pytest.raises(TraceError, match="not a tiktoken file"):
+        load(path, tokenizer="tiktoken:bad.tiktoken")
+
+
+def test_missing_tokenizer_packages_are_named(tmp_path, monkeypatch):
+    import sys
+
+    from prefixsim.errors import MissingExtraError
+
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    (tmp_path / "x").write_text("")
+    with pytest.raises(MissingExtraError, match=r"prefixsim\[tokenizers\]"):
+        load(write(tmp_path, "lmcache"), tokenizer="tiktoken:x")

@@ -16,7 +16,11 @@ from prefixsim.workload.formats.registry import formats
 def prefixsim(*words: str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
     return subprocess.run(
-        [sys.executable, "-c", "from prefixsim.cli import main; main()", *words], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", "from prefixsim.cli import main; main()", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
 
 

@@ -33,7 +33,7 @@ def load_workload(spec: WorkloadSpec, *, base_dir: Path, seed: int) -> Workload:
 def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Workload:
     """Reads a trace as its section says. Raises TraceError."""
     from prefixsim.workload.cache import cached_read
-    from prefixsim.workload.formats.registry import ReadContext, detect, get
+    from prefixsim.workload.formats.registry import ReadContext, detect, get, unheeded
 
     path = Path(options.path)
     path = path if path.is_absolute() else base_dir / path
@@ -44,7 +44,9 @@ def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Wor
     else:
         found, decision = get(options.format), Decision("format", options.format, "as given", True)
     w = cached_read(found, ReadContext(options, path, seed))
-    w = replace(w, source=replace(w.source, decisions=(decision, *w.source.decisions)))
+    lost = unheeded(found, options)
+    notes = (*w.source.notes, lost) if lost else w.source.notes
+    w = replace(w, source=replace(w.source, decisions=(decision, *w.source.decisions), notes=notes))
     try:
         return _apply(w, options, seed)
     except OverflowError as exc:

@@ -13,6 +13,7 @@ from prefixsim.workload.checks import UNIT_NS, decide_blocks, dense_ids, whole
 from prefixsim.workload.edit import order_quietly, take
 from prefixsim.workload.formats.registry import Format, Head, ReadContext, register
 from prefixsim.workload.formats.texts import Texts
+from prefixsim.workload.generators.assemble import Pieces, assemble
 from prefixsim.workload.ragged import gather, offsets
 from prefixsim.workload.rows import BadRows, Key, RowTable, read_rows, shown, unknown_note
 from prefixsim.workload.table import I64, Decision, Source, Workload, make_workload
@@ -195,8 +196,35 @@ def _by_ids(
         "atom_id": atoms,
         "atom_tokens": lengths,
     }
-    decisions.append(_turn_decision(table, rows, ids, counts, options.turns))
+    if options.turns == "delta":
+        content = _with_history(table, rows, content)
+        evidence = "a turn's prompt is its session's prompt and answer before, then the row's own ids or tokens"
+        decisions.append(Decision("turns", "delta", evidence, True))
+    else:
+        decisions.append(_turn_decision(table, rows, ids, counts, options.turns))
     return rows, content, decisions, known
+
+
+def _with_history(table: RowTable, rows: I64, content: dict[str, Any]) -> dict[str, Any]:
+    """Rows that hold only what is new, put behind their session's prompt and answer."""
+    n = rows.shape[0]
+    parent = np.full(n, -1, dtype=np.int64)
+    latest: dict[str, int] = {}
+    for i, r in enumerate(rows.tolist()):
+        name = table.text["session_id"][r]
+        if name is not None:
+            parent[i] = latest.get(name, -1)
+            latest[name] = i
+    zero = np.zeros(n, np.int64)
+    top = int(content["atom_id"].max()) + 1
+    return assemble(
+        Pieces(
+            parent=parent, head_count=zero, head_id=zero[:0], head_tokens=zero[:0], tail_count=content["prompt_atoms"],
+            tail_id=content["atom_id"].astype(np.int64), tail_tokens=content["atom_tokens"], skip=zero, skip_tokens=zero,
+            output_id=top + np.arange(n, dtype=np.int64), output_tokens=content["output_tokens"], thinking_id=zero,
+            thinking_tokens=zero, keep_thinking=True,
+        )
+    )  # fmt: skip
 
 
 def _turn_decision(table: RowTable, rows: I64, ids: Any, counts: I64, override: str | None) -> Decision:
@@ -255,5 +283,14 @@ def _by_text(
 
 
 FORMAT = register(
-    Format("aiperf", "AIPerf's Mooncake dialect", "ids", times=True, sniff=sniff, read=read, block_size=512)
+    Format(
+        "aiperf",
+        "AIPerf's Mooncake dialect",
+        "ids",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"block_size", "tail", "time_unit", "turns", "tokenizer", "chat_template", "strip_thinking"}),
+        block_size=512,
+    )
 )

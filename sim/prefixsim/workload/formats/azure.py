@@ -39,4 +39,14 @@ def read(context: ReadContext) -> Workload:
     )  # fmt: skip
 
 
-FORMAT = register(Format("azure", "Azure LLM inference CSV", "lengths", times=True, sniff=sniff, read=read))
+FORMAT = register(
+    Format(
+        "azure",
+        "Azure LLM inference CSV",
+        "lengths",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"failed_rows", "sharing"}),
+    )
+)

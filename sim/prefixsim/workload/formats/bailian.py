@@ -49,8 +49,13 @@ def read(context: ReadContext) -> Workload:
         f"{twice:,} chat ids occur again: children belong to the latest before them" if twice else "",
         f"{cut:,} chats descend from each other in a circle: each counts as its own session" if cut else "",
     ]
+    atom_id = w.atom_id
+    if context.options.id_scope == "conversation":
+        owner = np.repeat(session.astype(np.int64), np.diff(w.atom_offset))
+        atom_id = np.unique(owner << 32 | w.atom_id, return_inverse=True)[1].reshape(-1).astype(np.int32)
     return replace(
         w,
+        atom_id=atom_id,
         session=session,
         session_names=tuple(f"chat-{int(chat[r])}" for r in names.tolist()),
         turn=links.turns(session),
@@ -59,6 +64,12 @@ def read(context: ReadContext) -> Workload:
         ids=tuple(f"{int(c)}" for c in chat.tolist()) if not twice else None,
         source=add_to_source(
             w.source,
+            Decision(
+                "id_scope",
+                context.options.id_scope or "file",
+                "the format: ids are hashes, numbered over the whole file",
+                context.options.id_scope is not None,
+            ),
             Decision("turns", "cumulative", "the format: input_length and hash_ids hold the whole conversation"),
             notes=tuple(n for n in notes if n),
             sessions=names.shape[0],
@@ -100,5 +111,14 @@ def _roots(parent: I64) -> tuple[I64, int]:
 
 
 FORMAT = register(
-    Format("bailian", "Qwen-Bailian JSON lines", "ids", times=True, sniff=sniff, read=read, block_size=16)
+    Format(
+        "bailian",
+        "Qwen-Bailian JSON lines",
+        "ids",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"block_size", "tail", "time_unit", "failed_rows", "id_scope"}),
+        block_size=16,
+    )
 )

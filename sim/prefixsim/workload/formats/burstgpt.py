@@ -75,4 +75,14 @@ def _turns(session: I32, arrival: I64, prompts: I64, outputs: I64, override: str
     return cumulative, Decision("turns", "cumulative" if cumulative else "delta", evidence, override is not None)
 
 
-FORMAT = register(Format("burstgpt", "BurstGPT CSV", "lengths", times=True, sniff=sniff, read=read))
+FORMAT = register(
+    Format(
+        "burstgpt",
+        "BurstGPT CSV",
+        "lengths",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"failed_rows", "sharing", "time_unit", "turns"}),
+    )
+)

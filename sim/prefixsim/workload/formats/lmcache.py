@@ -101,4 +101,15 @@ def read(context: ReadContext) -> Workload:
     return replace(w, turn=links.turns(w.session))
 
 
-FORMAT = register(Format("lmcache", "LMCache agent text", "text", times=True, sniff=sniff, read=read, folder=True))
+FORMAT = register(
+    Format(
+        "lmcache",
+        "LMCache agent text",
+        "text",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"tokenizer", "time_unit"}),
+        folder=True,
+    )
+)

@@ -22,4 +22,15 @@ def read(context: ReadContext) -> Workload:
     return read_hashed(context, "mooncake", HASH_KEYS, default_block=512, unit="ms").workload
 
 
-FORMAT = register(Format("mooncake", "Mooncake JSON lines", "ids", times=True, sniff=sniff, read=read, block_size=512))
+FORMAT = register(
+    Format(
+        "mooncake",
+        "Mooncake JSON lines",
+        "ids",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"block_size", "tail", "time_unit", "failed_rows"}),
+        block_size=512,
+    )
+)

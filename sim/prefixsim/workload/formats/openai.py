@@ -228,4 +228,14 @@ def _arrivals(
     return starts, decision, False
 
 
-FORMAT = register(Format("openai", "OpenAI-style chat JSON lines", "text", times=True, sniff=sniff, read=read))
+FORMAT = register(
+    Format(
+        "openai",
+        "OpenAI-style chat JSON lines",
+        "text",
+        times=True,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"arrivals", "tokenizer", "chat_template", "strip_thinking", "time_unit", "failed_rows"}),
+    )
+)

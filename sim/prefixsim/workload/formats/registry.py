@@ -43,7 +43,7 @@ class ReadContext:
 class Format:
     """name: as in `format:`. content: what is known of prompts. times: whether rows carry arrival times.
     sniff: evidence that a file is of this format, or None. read: the reader. block_size: tokens of an id, 0 if not of ids.
-    version: raised when the reader's result changes, so that kept parses are made anew.
+    uses: keys of the `trace:` section that only some formats heed, and this one does. version: raised when the reader's result changes, so that kept parses are made anew.
     """
 
     name: str
@@ -52,9 +52,27 @@ class Format:
     times: bool
     sniff: Callable[[Head], str | None]
     read: Callable[[ReadContext], Workload]
+    uses: frozenset[str] = frozenset()
     block_size: int = 0
     folder: bool = False
     version: int = 1
+
+
+SOME_HEED = (
+    "block_size", "tail", "id_scope", "time_unit", "turns", "failed_rows", "share_system_blocks", "sharing", "arrivals",
+    "tokenizer", "chat_template", "strip_thinking",
+)  # fmt: skip
+"""Keys of the `trace:` section that not every format heeds."""
+
+
+def unheeded(format: Format, options: Trace) -> str | None:
+    """A sentence about keys that are set and have no effect on this format."""
+    lost = [
+        k
+        for k in SOME_HEED
+        if k in options.model_fields_set and k not in format.uses and getattr(options, k) is not None
+    ]
+    return f"set, but without effect on {format.name} traces: {', '.join(lost)}" if lost else None
 
 
 _FORMATS: dict[str, Format] = {}

@@ -125,4 +125,14 @@ def read(context: ReadContext) -> Workload:
     return order_quietly(w)
 
 
-FORMAT = register(Format("sharegpt", "ShareGPT JSON", "text", times=False, sniff=sniff, read=read))
+FORMAT = register(
+    Format(
+        "sharegpt",
+        "ShareGPT JSON",
+        "text",
+        times=False,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"arrivals", "tokenizer", "chat_template", "strip_thinking"}),
+    )
+)

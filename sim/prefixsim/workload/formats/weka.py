@@ -79,6 +79,7 @@ class _Table:
         self.groups: dict[str, int] = {}
         self.sessions: list[str] = []
         self.next_id = 0
+        self.whole: dict[int, int] = {}
         self.shared: dict[tuple[Any, ...], np.ndarray] = {}
         self.floor = self.ceil = self.overlaps = self.failed = self.subagents = self.no_api_time = 0
 
@@ -168,7 +169,7 @@ def _add(table: _Table, c: Conversation, path: Path, bad: BadRows, block: int | 
         return
     session = len(table.sessions)
     table.sessions.append(c.id or path.stem)
-    local: dict[int, int] = {}
+    local = table.whole if options.id_scope == "file" else {}
     ends: list[tuple[float, int]] = []
     for k, (t, q, tool, system, sub) in enumerate(requests):
         n, full = len(q.hash_ids), q.input // size
@@ -260,7 +261,12 @@ def _finish(
     decisions = (
         Decision("block_size", str(block), f"stated in all {files:,} files", options.block_size is not None),
         Decision("tail", "floor", tail),
-        Decision("id_scope", "conversation", "hash_id_scope is 'local' in all files"),
+        Decision(
+            "id_scope",
+            options.id_scope or "conversation",
+            "hash_id_scope is 'local' in all files",
+            options.id_scope is not None,
+        ),
         Decision(
             "share_system_blocks",
             str(options.share_system_blocks).lower(),
@@ -313,5 +319,15 @@ def _finish(
 
 
 FORMAT = register(
-    Format("weka", "WEKA agent traces (folder)", "ids", times=False, sniff=sniff, read=read, block_size=64, folder=True)
+    Format(
+        "weka",
+        "WEKA agent traces (folder)",
+        "ids",
+        times=False,
+        sniff=sniff,
+        read=read,
+        uses=frozenset({"block_size", "failed_rows", "share_system_blocks", "arrivals", "id_scope"}),
+        block_size=64,
+        folder=True,
+    )
 )

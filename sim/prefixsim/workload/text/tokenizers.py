@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -59,12 +60,12 @@ def load(name: str, base_dir: Path) -> Tokenizer:
 def _tiktoken(path: Path) -> Tokenizer:
     try:
         import tiktoken
-        from tiktoken.load import load_tiktoken_bpe
     except ImportError:
         raise MissingExtraError("the tokenizer tiktoken:FILE", "tokenizers") from None
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     try:
-        ranks = load_tiktoken_bpe(str(path))
+        lines = (line.split() for line in path.read_bytes().splitlines() if line.strip())
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
         encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     except Exception as exc:
         raise TraceError(f"{path}: not a tiktoken file: {exc}") from None
