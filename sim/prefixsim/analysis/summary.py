@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -129,13 +130,17 @@ def pooled_gaps(replicas: tuple[EngineRecord, ...]) -> I64:
     return np.stack([values[keep], counts[keep]], axis=1)
 
 
+GAUGE_WORDS = frozenset({"rate", "perc", "usage", "ratio"})
+"""Words in the names of counters that are shares: averaged over replicas, not added up."""
+
+
 def pooled_counters(replicas: tuple[EngineRecord, ...]) -> dict[str, float]:
     """Counters of all replicas: added up, except shares and gauges (rate, perc, usage), which are averaged."""
     names = sorted({name for r in replicas for name in r.counters})
     out: dict[str, float] = {}
     for name in names:
         values = [r.counters[name] for r in replicas if name in r.counters]
-        gauge = any(word in name for word in ("rate", "perc", "usage", "ratio"))
+        gauge = not GAUGE_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
         out[name] = sum(values) / len(values) if gauge else sum(values)
     return out
 

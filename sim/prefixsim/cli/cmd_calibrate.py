@@ -43,9 +43,10 @@ def calibrate(
     if fit is not None:
         _fit(fit, gpu, table_gpu, source, name, out, json_)
     elif host:
+        from prefixsim.engines.sglang.reference_tree import EvictionRule, Tree
         from prefixsim.hardware.calibrate.host import calibrate_host
 
-        calibrate_host(out, name or "this-host", budget_s, json_)
+        calibrate_host(out, name or "this-host", budget_s, json_, lambda pages: Tree(pages, 1, EvictionRule()))
     else:
         from prefixsim.hardware.calibrate.measure import calibrate_device
 

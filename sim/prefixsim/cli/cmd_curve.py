@@ -123,11 +123,11 @@ def curve(
             optimal_capacities=points,
         )
         per_token = memory.bytes_per_token if memory is not None else None
-        result["curves"] = [curve_entry(c, points, per_token) for c in found]
+        gib = memory.kv_gib_per_gpu if memory is not None else None
+        result["curves"] = [curve_entry(c, points, per_token, gib) for c in found]
         if simulate is not None:
             result["simulated"] = drawn
         if not json_:
-            gib = memory.kv_gib_per_gpu if memory is not None else None
             typer.echo(f"{loaded.name}: {workload.n:,} requests, {result['prompt_tokens']:,} prompt tokens")
             typer.echo(curve_text(found, points, bytes_per_token=per_token, gib_per_gpu=gib, simulated=drawn))
     if json_:

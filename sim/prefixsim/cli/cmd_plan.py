@@ -29,7 +29,7 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Finds the highest sustained rate, or the cheapest fleet, and what caching saves. Exit 2 when nothing meets the limits."""
-    from prefixsim.cli.counting import counting
+    from prefixsim.report.progress import Progress
     from prefixsim.scenario.study import PlanSpec
     from prefixsim.study.choose import choose_executor
     from prefixsim.study.load import load_study
@@ -40,8 +40,8 @@ def plan(
     loaded = load_study(study, PlanSpec)
     folder = out or Path("runs") / f"plan-{loaded.spec.name}"
     runner = choose_executor(executor, workers=workers, scheduler=scheduler)
-    with counting(f"{loaded.spec.name}: simulations", quiet=quiet) as count:
-        answers = run_plan(loaded, runner, PointStore(folder), count)
+    with Progress(f"{loaded.spec.name}: simulations", enabled=not quiet) as shown:
+        answers = run_plan(loaded, runner, PointStore(folder), shown.of)
     text = canonical({"name": loaded.spec.name, "find": loaded.spec.find, "answers": [a.as_json() for a in answers]})
     write_atomic(folder / "plan.json", text + "\n")
     if json_:

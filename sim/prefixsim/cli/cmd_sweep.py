@@ -33,7 +33,7 @@ def sweep(
     """Runs every point of a study; a killed sweep goes on where it stopped."""
     import sys
 
-    from prefixsim.cli.counting import counting
+    from prefixsim.report.progress import Progress
     from prefixsim.scenario.study import StudySpec
     from prefixsim.study.choose import choose_executor
     from prefixsim.study.load import load_study
@@ -44,8 +44,8 @@ def sweep(
     loaded = load_study(study, StudySpec)
     folder = out or Path("runs") / f"study-{loaded.spec.name}"
     runner = choose_executor(executor, workers=workers, scheduler=scheduler)
-    with counting(f"{loaded.spec.name}: points", quiet=quiet) as count:
-        result = run_sweep(loaded, runner, folder, max_points=max_points, progress=count)
+    with Progress(f"{loaded.spec.name}: points", enabled=not quiet) as shown:
+        result = run_sweep(loaded, runner, folder, max_points=max_points, progress=shown.of)
     paths = write_tables(result, folder, parquet=parquet)
     from prefixsim.report.study_html import write_study_report
 

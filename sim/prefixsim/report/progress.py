@@ -71,6 +71,11 @@ class Progress:
             self._shown = True
             self._write(f"\r\x1b[2K{self.line(now)[:79]}" if self._live else self.line(now) + "\n")
 
+    def of(self, done: float, total: float) -> None:
+        """`done` of `total` is done; for work whose total becomes known, or grows, on the way."""
+        self.total = total
+        self.at(done)
+
     def line(self, now: float | None = None) -> str:
         """The line as it would be shown: "writing: 1,200 of 4,000 rows, 30 %, about 12 s left"."""
         spent = (self._clock() if now is None else now) - self._start
