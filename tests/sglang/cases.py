@@ -11,7 +11,15 @@ from hypothesis import strategies as hs
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.sglang import state as st
 from prefixsim.engines.sglang.engine import SglangEngine, build
-from prefixsim.hardware.step_kernels import C_DEC_US_PER_KV_TOKEN, C_ENGINE_STEP_US, C_LAYERS, C_SMS, N_COEF
+from prefixsim.hardware.step_kernels import (
+    C_DEC_KV_HEADS,
+    C_DEC_RAMP,
+    C_DEC_US_PER_KV_TOKEN,
+    C_ENGINE_STEP_US,
+    C_LAYERS,
+    C_SMS,
+    N_COEF,
+)
 from prefixsim.hardware.steptime import HostCosts, StepCosts
 from prefixsim.records import new_request_rows
 from prefixsim.scenario.engine_sglang import SglangOptions
@@ -90,7 +98,7 @@ def workload_of(rows: list[dict[str, Any]], **columns: Any) -> Workload:
 def simple_costs(host: HostCosts | None = None, engine_us: float = 100.0) -> StepCosts:
     """Step times that grow with tokens: 1 µs a token, 0.01 µs a KV token read, and a fixed part."""
     coef = np.zeros(N_COEF)
-    coef[[C_LAYERS, C_SMS]] = 1.0
+    coef[[C_LAYERS, C_SMS, C_DEC_KV_HEADS, C_DEC_RAMP]] = 1.0
     coef[C_DEC_US_PER_KV_TOKEN] = 0.01
     coef[C_ENGINE_STEP_US] = engine_us
     return StepCosts(coef=coef, gemm_us=np.arange(4096.0), lm_head_us=np.zeros(2), host=host or HostCosts())

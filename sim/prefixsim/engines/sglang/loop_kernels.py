@@ -60,6 +60,7 @@ from prefixsim.engines.sglang.state import (
     S_FREE_SLOT,
     S_FULL,
     S_GAPS,
+    S_INSERT_NS,
     S_KEEP_COMMITS,
     S_LAST,
     S_LAST_END,
@@ -312,6 +313,7 @@ def process(
 ):  # fmt: skip
     """Takes in the results of a batch at time `at`: tokens, inserts, ends."""
     scalars[S_SEEN_AT] = at
+    scalars[S_INSERT_NS] = at
     scalars[S_SEEN_ADMITTED] = scalars[S_ADMITTED]
     scalars[S_SEEN_WAITING] = scalars[S_WAIT_TAIL] - scalars[S_WAIT_HEAD]
     scalars[S_SEEN_USED] = (scalars[S_PAGES] - scalars[S_AVAILABLE] - scalars[S_EVICTABLE]) * scalars[S_PAGE]
@@ -436,6 +438,7 @@ def iterate(
     was_running = scalars[S_RUNNING] if scalars[S_LAST] == 0 else NIL
     was_pending = scalars[S_PENDING] if scalars[S_PENDING_PREFILL] == 0 else NIL
     scalars[S_STEADY] = 0
+    scalars[S_INSERT_NS] = scalars[S_NOW]
     chunked = scalars[S_CHUNKED]
     if chunked != NIL and slots[chunked, R_EXTEND_END] > slots[chunked, R_PREFIX]:
         checkpoint(

@@ -28,10 +28,10 @@ from prefixsim.engines.sglang.state import (
     S_EVICTABLE,
     S_EVICTED,
     S_FREE_SLOT,
+    S_INSERT_NS,
     S_KEEP_COMMITS,
     S_MAX_RUNS,
     S_NODES,
-    S_NOW,
     S_OOM_HAVE,
     S_OOM_NEED,
     S_PAGE,
@@ -102,7 +102,7 @@ def note_inserted(scalars, run_offset, run_start, run_end, heads, marks, commits
             at = scalars[S_COMMITS]
             commits[at, 0] = run_start[run] + seen
             commits[at, 1] = have - seen
-            commits[at, 2] = scalars[S_NOW]
+            commits[at, 2] = scalars[S_INSERT_NS]
             scalars[S_COMMITS] = at + 1
         run -= 1
 

@@ -116,8 +116,9 @@ ROOT = 0
     S_SEEN_WAITING,
     S_SEEN_USED,
     S_STEADY,  # 1: the last iteration decoded exactly the running batch and nobody ended
+    S_INSERT_NS,  # when inserts now happen
     N_SCALARS,
-) = range(92)
+) = range(93)
 
 (
     F_RATIO,
