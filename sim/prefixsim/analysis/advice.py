@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from prefixsim.analysis.anchors import common_order
 from prefixsim.analysis.ceilings import Ceilings, ceilings
-from prefixsim.analysis.divergence import Divergence, common_order, divergence_rows, piece_owners
+from prefixsim.analysis.divergence import Divergence, divergence_rows, piece_owners
 from prefixsim.analysis.rewrite import Keep, Put, move, only, rewrite
 from prefixsim.analysis.segments import build_segments, inserted_tokens, shared_with_others
 from prefixsim.workload.intern import NamespaceRule, Trie, build_trie

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ MAX_POINTS = 250_000
 SHARES = (0.90, 0.95, 0.99)
 
 
-def curve_entry(curve: Curve, capacities: Sequence[int] | None, bytes_per_token: int | None = None) -> dict[str, Any]:
+def curve_entry(
+    curve: Curve, capacities: Sequence[int] | None, bytes_per_token: int | None = None, gib_per_gpu: float | None = None
+) -> dict[str, Any]:
     """JSON form of one curve. Without `capacities` the whole of it: every capacity up to the smallest that reaches the
     ceiling, or its corners where these are more than MAX_POINTS (`points_are` says which)."""
     points_are = "as asked for"
@@ -29,7 +32,7 @@ def curve_entry(curve: Curve, capacities: Sequence[int] | None, bytes_per_token:
     else:
         where, points_are = curve.capacity, "corners; straight lines between them are exact; constant after the last"
     hits = curve.at(where)
-    reach = {f"{share:.0%}": reached(curve, share, bytes_per_token) for share in SHARES}
+    reach = {f"{share:.0%}": reached(curve, share, bytes_per_token, gib_per_gpu) for share in SHARES}
     return {
         "granularity": curve.granularity,
         "policy": curve.policy,
@@ -40,13 +43,18 @@ def curve_entry(curve: Curve, capacities: Sequence[int] | None, bytes_per_token:
     }
 
 
-def reached(curve: Curve, share: float, bytes_per_token: int | None = None) -> dict[str, Any]:
-    """The smallest capacity with this share of the ceiling: in blocks, tokens, and GiB where a token's bytes are known."""
+def reached(
+    curve: Curve, share: float, bytes_per_token: int | None = None, gib_per_gpu: float | None = None
+) -> dict[str, Any]:
+    """The smallest capacity with this share of the ceiling: in blocks, tokens, and, where known, GiB and GPUs."""
     blocks = curve.capacity_for(share)
     tokens = blocks * curve.granularity
     out: dict[str, Any] = {"blocks": blocks, "tokens": tokens}
     if bytes_per_token is not None:
-        out["gib"] = round(tokens * bytes_per_token / GIB, 3)
+        gib = tokens * bytes_per_token / GIB
+        out["gib"] = round(gib, 3)
+        if gib_per_gpu:
+            out["gpus"] = max(1, math.ceil(gib / gib_per_gpu))
     return out
 
 
@@ -123,12 +131,11 @@ def _table(
     for curve in group:
         words = []
         for share in SHARES:
-            at = reached(curve, share, bytes_per_token)
+            at = reached(curve, share, bytes_per_token, gib_per_gpu)
             text = f"{share:.0%} of the ceiling at {at['tokens']:,} tokens"
             if "gib" in at:
                 text += f" ({at['gib']:,.2f} GiB"
-                if gib_per_gpu:
-                    text += f", {max(1, -(-int(at['gib'] * 1000) // int(gib_per_gpu * 1000)))} GPU(s)"
+                text += f", {at['gpus']} GPU" if "gpus" in at else ""
                 text += ")"
             words.append(text)
         lines.append(f"  {curve.policy}: " + "; ".join(words))

@@ -6,7 +6,8 @@
 2. At a point, the rows' continuations are compared: content that follows in *different* branches (an anchor) shows where
    they come together again. What lies before the anchor is the differing piece.
 3. Tokens lost = tokens *behind* the piece that an infinite cache would serve if the pieces were equal, less those it serves
-   now: measured on an edited copy of the workload, not estimated. Where continuations never meet again (what the user wrote), nothing is lost.
+   now: measured on an edited copy of the workload, not estimated. Where continuations never meet again (what the user
+   wrote), nothing is lost.
 The kind of a piece is told by evidence alone: how many distinct ones there are, and whether a session or tenant has its own.
 """
 
@@ -16,31 +17,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prefixsim.analysis.anchors import ANCHOR_TOKENS, SCAN, common_order, reordered, shared_anchors
+from prefixsim.analysis.branch_points import find_points, through
 from prefixsim.analysis.ceilings import ceilings, require_content
-from prefixsim.analysis.divergence_kernels import (
-    atom_anchor,
-    first_atom_anchor,
-    first_token_anchor,
-    point_bounds,
-    token_anchor,
-)
-from prefixsim.analysis.rewrite import Keep, Plan, move, only, rewrite
-from prefixsim.analysis.segments import Segments, build_segments
+from prefixsim.analysis.rewrite import move, only, rewrite
+from prefixsim.analysis.segments import build_segments
 from prefixsim.workload.intern import NamespaceRule, Trie, build_trie
 from prefixsim.workload.table import BOOL, I64, Workload
 
-WINDOW_TOKENS = 64
-"""Points this close behind another one are seen as part of its piece (a timestamp splits at each of its digits)."""
-ANCHOR_TOKENS = 8
-"""So many equal tokens in two branches are taken as the same content."""
-SAMPLE, SCAN, MOST_ROWS, EXAMPLES = 64, 4096, 200_000, 3
+MOST_ROWS, EXAMPLES = 200_000, 3
 UNIQUE_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """One point. depth: equal tokens before it. requests: rows that pass it; differing: those of them with a piece that differs
-    (all, where none was found); branches: distinct differing pieces (or continuations). kind: see KINDS. piece_tokens: (least, median, most) tokens of the piece.
+    (all, where none was found); branches: distinct differing pieces (or continuations). kind: see KINDS.
+    piece_tokens: (least, median, most) tokens of the piece.
     lost_tokens: prompt tokens behind the pieces that an infinite cache would serve more if the pieces were equal.
     groups: (group, requests, lost tokens), most lost first. examples: differing pieces as content/token ids.
     rows int64 (k,), cut_to int64 (k,): the rows and where their piece ends (tokens from their start). sampled_from: 0, or how
@@ -92,22 +85,6 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Points:
-    """Branch points by (segment, depth); roots are the last ones, `root_first` on."""
-
-    segment: I64
-    depth: I64
-    offset: I64
-    bound: I64
-    root_of: I64
-    root_first: int
-    point_of_creator: I64
-    row_of_visit: I64
-    by_segment: I64
-    segment_offset: I64
-
-
 def divergence_points(
     workload: Workload,
     *,
@@ -122,12 +99,12 @@ def divergence_points(
     require_content(workload, "divergence points")
     trie = trie if trie is not None else build_trie(workload, rule)
     segments = build_segments(trie)
-    points = _find_points(workload, segments, trie)
+    points = find_points(workload, segments, trie)
     found: list[Divergence] = []
     for p in np.argsort(-points.bound, kind="stable")[:candidates].tolist():
         if points.bound[p] <= 0:
             break
-        rows, child = _through(workload, segments, points, p)
+        rows, child = through(workload, segments, points, p)
         depth = int(points.depth[p])
         if np.unique(child).shape[0] < 2 or any(_inside(d, rows, depth) for d in found):
             continue
@@ -146,85 +123,17 @@ def _inside(other: Divergence, rows: I64, depth: int) -> bool:
     return bool(mine.mean() > 0.5)
 
 
-def _find_points(workload: Workload, segments: Segments, trie: Trie) -> _Points:
-    n = workload.n
-    offset, segment, end = segments.visit_offset, segments.visit_segment, segments.visit_end
-    count = np.diff(offset)
-    row_of_visit = np.repeat(np.arange(n), count)
-    last = offset[1:] - 1
-    filled = count > 0
-    creator = np.flatnonzero(filled & (segment[np.maximum(last, 0)] == np.arange(n)))
-    deep = count[creator] > 1
-    parent = np.where(deep, segment[np.maximum(last[creator] - 1, 0)], -1)
-    depth = np.where(deep, end[np.maximum(last[creator] - 1, 0)], 0)
-    keep = depth < workload.prompt_tokens[creator]
-    creator, parent, depth = creator[keep], parent[keep], depth[keep]
-    inner = parent >= 0
-    pairs, number = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
-    if inner.any():
-        pairs, number = np.unique(np.stack([parent[inner], depth[inner]]), axis=1, return_inverse=True)
-    roots = int(trie.namespace.max(initial=0)) + 1
-    point_segment = np.concatenate([pairs[0], -1 - np.arange(roots)])
-    point_depth = np.concatenate([pairs[1], np.zeros(roots, dtype=np.int64)])
-    point_offset = np.searchsorted(pairs[0], np.arange(n + 1))
-    root_first = pairs.shape[1]
-    root_of = root_first + trie.namespace.astype(np.int64)
-    point_of_creator = root_of[creator]
-    point_of_creator[inner] = number.reshape(-1)
-    bound = point_bounds(
-        offset,
-        segment,
-        end,
-        workload.prompt_tokens,
-        creator,
-        depth,
-        point_offset,
-        point_depth,
-        root_of,
-        WINDOW_TOKENS,
-    )
-    by_segment = np.argsort(segment, kind="stable")
-    segment_offset = np.searchsorted(segment[by_segment], np.arange(n + 1))
-    return _Points(
-        point_segment,
-        point_depth,
-        point_offset,
-        bound,
-        root_of,
-        root_first,
-        point_of_creator,
-        row_of_visit,
-        by_segment,
-        segment_offset,
-    )
-
-
-def _through(workload: Workload, segments: Segments, points: _Points, p: int) -> tuple[I64, I64]:
-    """Rows (ascending) whose prompt goes on behind the point, and the segment each goes on in."""
-    s, depth = int(points.segment[p]), int(points.depth[p])
-    if s < 0:
-        rows = np.flatnonzero((points.root_of == p) & (np.diff(segments.visit_offset) > 0))
-        return rows, segments.visit_segment[segments.visit_offset[rows]]
-    visits = points.by_segment[points.segment_offset[s] : points.segment_offset[s + 1]]
-    rows = points.row_of_visit[visits]
-    end = segments.visit_end[visits]
-    keep = (end >= depth) & (workload.prompt_tokens[rows] > depth)
-    visits, rows, end = visits[keep], rows[keep], end[keep]
-    following = segments.visit_segment[np.minimum(visits + 1, segments.visit_segment.shape[0] - 1)]
-    return rows, np.where(end > depth, s, following)
-
-
 def divergence_rows(workload: Workload, trie: Trie, granularity: int, top: int) -> list[tuple[int, I64, int]]:
     """Points that do not lie on a block boundary, by the tokens their rows lose to it (rows that part there x tokens over):
     (depth, rows through int64, how many part there); at most `top`, each with at least two rows parting."""
     segments = build_segments(trie)
-    points = _find_points(workload, segments, trie)
+    points = find_points(workload, segments, trie)
     parting = np.bincount(points.point_of_creator, minlength=points.depth.shape[0])
     lost = parting * (points.depth % granularity) * (parting > 1)
     out = []
     for p in np.argsort(-lost, kind="stable")[:top].tolist():
         if lost[p] > 0:
-            out.append((int(points.depth[p]), _through(workload, segments, points, p)[0], int(parting[p])))
+            out.append((int(points.depth[p]), through(workload, segments, points, p)[0], int(parting[p])))
     return out
 
 
@@ -241,70 +150,10 @@ def piece_owners(workload: Workload, point: Divergence) -> I64:
     )
 
 
-# ---- comparing continuations -------------------------------------------------------------------------------------
-
-
-def _anchors(workload: Workload, r: int, depth: int, limit: int) -> I64:
-    """Hashes of what follows in row r's prompt behind `depth`, in order. Token rows: each window of ANCHOR_TOKENS tokens; atoms:
-    each atom at least that long (the first may be a rest)."""
-    a = int(workload.atom_offset[r])
-    if workload.atom_tokens is None:
-        stop = min(a + int(workload.prompt_tokens[r]), a + depth + limit)
-        found: I64 = token_anchor(workload.atom_id, a + depth, stop, ANCHOR_TOKENS)
-        return found
-    out = []
-    begin = 0
-    for i in range(a, a + int(workload.prompt_atoms[r])):
-        end = begin + int(workload.atom_tokens[i])
-        if end - max(begin, depth) >= ANCHOR_TOKENS:
-            out.append(atom_anchor(int(workload.atom_id[i]), max(0, depth - begin)))
-            if len(out) >= limit:
-                break
-        begin = end
-    return np.array(out, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Anchors that occur in at least two branches: values int64 ascending, and in how many of the sampled branches."""
-
-    values: I64
-    branches: I64
-
-    def first(self, workload: Workload, rows: I64, depth: int, limit: int) -> I64:
-        """int64 (k,): tokens before the first shared anchor of each row; -1: none. A window that straddles the end of the
-        piece may be shared by chance by the branches whose pieces end alike: of the windows that overlap it, the first common
-        one counts."""
-        w, found = workload, (self.values, self.branches, ANCHOR_TOKENS)
-        if not self.values.shape[0]:
-            return np.full(rows.shape[0], -1, dtype=np.int64)
-        out: I64
-        if w.atom_tokens is None:
-            out = first_token_anchor(rows, depth, limit, w.atom_offset, w.prompt_tokens, w.atom_id, *found)
-        else:
-            out = first_atom_anchor(rows, depth, limit, w.atom_offset, w.prompt_atoms, w.atom_id, w.atom_tokens, *found)
-        return out
-
-
-def _shared_anchors(workload: Workload, rows: I64, child: I64, depth: int) -> tuple[_Shared, I64, list[I64]]:
-    """What is shared between branches, seen in one row each of up to SAMPLE branches; those rows, and their anchors."""
-    _, first, size = np.unique(child, return_index=True, return_counts=True)
-    by_size = np.argsort(-size, kind="stable")
-    chosen = by_size[: SAMPLE // 2]
-    rest = by_size[SAMPLE // 2 :]
-    if rest.shape[0]:
-        spread = np.linspace(0, rest.shape[0] - 1, min(rest.shape[0], SAMPLE // 2)).round().astype(np.int64)
-        chosen = np.concatenate([chosen, rest[np.unique(spread)]])
-    seen = rows[first[chosen]]
-    sampled = [_anchors(workload, int(r), depth, SCAN) for r in seen]
-    values, counts = np.unique(np.concatenate([np.unique(s) for s in sampled]), return_counts=True)
-    return _Shared(values[counts >= 2], counts[counts >= 2].astype(np.int64)), seen, sampled
-
-
 def _examine(
     workload: Workload, rows: I64, child: I64, depth: int, bound: int, reuse_outputs: bool, rule: NamespaceRule
 ) -> Divergence:
-    shared, seen, sampled = _shared_anchors(workload, rows, child, depth)
+    shared, seen, sampled = shared_anchors(workload, rows, child, depth)
     skips = shared.first(workload, seen, depth, SCAN)
     met = skips[skips >= 0]
     branches = int(np.unique(child).shape[0])
@@ -316,7 +165,7 @@ def _examine(
 
     if met.shape[0] < max(2, skips.shape[0] // 10):
         return nothing()
-    if _reordered(sampled):
+    if reordered(sampled):
         return _reorder(workload, rows, child, depth, bound, reuse_outputs, rule) or nothing()
     everyone = rows.shape[0]
     if everyone > MOST_ROWS:
@@ -399,20 +248,6 @@ def _by_group(workload: Workload, rows: I64, lost: I64) -> tuple[tuple[str, int,
     return tuple(sorted(out, key=lambda g: (-g[2], -g[1], g[0])))
 
 
-# ---- the same parts in other orders ------------------------------------------------------------------------------
-
-
-def _reordered(sampled: list[I64]) -> bool:
-    """True where two branches often hold each other's beginning further back."""
-    some = [a for a in sampled[:24] if a.shape[0]]
-    pairs = swapped = 0
-    for i, left in enumerate(some):
-        for right in some[i + 1 :]:
-            pairs += 1
-            swapped += bool((right[1:] == left[0]).any() and (left[1:] == right[0]).any())
-    return pairs > 0 and swapped * 5 >= pairs
-
-
 def _reorder(
     workload: Workload, rows: I64, child: I64, depth: int, bound: int, reuse_outputs: bool, rule: NamespaceRule
 ) -> Divergence | None:
@@ -440,31 +275,3 @@ def _reorder(
         rows,
         np.full(rows.shape[0], depth + 1, dtype=np.int64),
     )
-
-
-def common_order(workload: Workload, rows: I64, depth: int) -> dict[int, Plan]:
-    """Plans (by row) that put the parts behind `depth` in one order, commonest first: of each row the leading run of atoms
-    that several rows have."""
-    assert workload.atom_tokens is not None
-    parts: dict[int, list[tuple[int, int, int]]] = {}
-    count: dict[int, int] = {}
-    for r in rows.tolist():
-        a, b = int(workload.atom_offset[r]), int(workload.atom_offset[r]) + int(workload.prompt_atoms[r])
-        ends = np.cumsum(workload.atom_tokens[a:b], dtype=np.int64)
-        first = int(np.searchsorted(ends, depth, side="right"))
-        begin = depth
-        parts[r] = []
-        for i in range(first, b - a):
-            parts[r].append((int(workload.atom_id[a + i]), begin, int(ends[i])))
-            begin = int(ends[i])
-        for content in {p[0] for p in parts[r]}:
-            count[content] = count.get(content, 0) + 1
-    plans: dict[int, Plan] = {}
-    for r, row in parts.items():
-        run = 0
-        while run < len(row) and count[row[run][0]] > 1:
-            run += 1
-        ordered = sorted(row[:run], key=lambda p: (-count[p[0]], p[0]))
-        if run > 1 and ordered != row[:run]:
-            plans[r] = (Keep(0, depth), *(Keep(b, e) for _, b, e in ordered), Keep(row[run - 1][2], -1))
-    return plans

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 """Compiled parts of finding divergence points and of editing rows. Twins: the plain way
-in `rewrite.rewrite` and `divergence._anchors`; `tests/analysis/test_divergence.py`."""
+in `rewrite.rewrite` and `anchors.row_anchors`; `tests/analysis/test_divergence.py`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def token_anchor(ids, start, stop, window):
     m = max(0, stop - start - window + 1)
     out = np.zeros(m, np.int64)
     for i in range(m):
-        h = 0
+        h = np.int64(0)
         for j in range(window):
             h = ((h * HASH_FACTOR) ^ (np.int64(ids[start + i + j]) + 1)) & HASH_MASK
             h ^= h >> 19
@@ -101,7 +101,7 @@ def first_token_anchor(rows, depth, limit, atom_offset, prompt_tokens, atom_id, 
         at = -1
         most = 0
         for w in range(stop - start - window + 1):
-            h = 0
+            h = np.int64(0)
             for j in range(window):
                 h = ((h * HASH_FACTOR) ^ (np.int64(atom_id[start + w + j]) + 1)) & HASH_MASK
                 h ^= h >> 19

@@ -227,11 +227,9 @@ def _capacity(loaded: Input, prepared: Prepared, reuse_outputs: bool) -> list[di
     out = []
     for c in found:
         entry: dict[str, Any] = {"granularity": c.granularity, "policy": c.policy}
+        gib = memory.kv_gib_per_gpu if memory is not None else None
         for share in SHARES:
-            at = reached(c, share, per_token)
-            if memory is not None and memory.kv_gib_per_gpu:
-                at["gpus"] = max(1, int(np.ceil(at["gib"] / memory.kv_gib_per_gpu)))
-            entry[f"{share:.0%}"] = at
+            entry[f"{share:.0%}"] = reached(c, share, per_token, gib)
         out.append(entry)
     return out
 
