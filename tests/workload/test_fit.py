@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,7 @@ def test_a_fitted_scenario_behaves_like_its_trace(tmp_path, kind):
 
 
 @pytest.mark.shared
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="too much work for uncompiled kernels")
 def test_mooncake_fit(shared, tmp_path):
     path = shared / "traces" / "mooncake" / "conversation_trace.jsonl"
     _, match = fit_trace(load_trace(Trace(path=str(path))), rows=1000, seed=1)

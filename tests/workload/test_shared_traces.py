@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ from prefixsim.workload.describe import describe
 from prefixsim.workload.load import load_trace
 from prefixsim.workload.table import Workload
 
-pytestmark = pytest.mark.shared
+pytestmark = [
+    pytest.mark.shared,
+    pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="too much work for uncompiled kernels"),
+]
 
 
 def load(path: Path, **options) -> Workload:

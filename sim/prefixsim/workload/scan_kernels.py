@@ -85,6 +85,7 @@ def _integers(data, p, values, n_values):
     Returns (end or -1, values so far, largest). `values` may be int32: the caller repeats with int64 if one was larger.
     """
     largest = np.int64(0)
+    narrow = values.itemsize == 4
     p = _space(data, p)
     if data[p] == _CLOSE_BRACKET:
         return p + 1, n_values, largest
@@ -95,12 +96,17 @@ def _integers(data, p, values, n_values):
             d = np.int64(data[p]) - 48
             if d < 0 or d > 9:
                 break
+            if p - start >= 18:
+                return -1, n_values, largest
             v = v * 10 + d
             p += 1
         digits = p - start
-        if digits == 0 or digits > 18 or (digits > 1 and data[start] == 48):
+        if digits == 0 or (digits > 1 and data[start] == 48):
             return -1, n_values, largest
-        values[n_values] = v
+        if narrow and v > 2147483647:
+            v = np.int64(2147483648)  # too wide for the array: all is scanned again into a wider one
+        else:
+            values[n_values] = v
         largest = max(largest, v)
         n_values += 1
         if data[p] == _COMMA:
