@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """Arrays of one SGLang replica, made, grown and packed for the kernels. See `state` for their layout."""
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from prefixsim.engines.sglang.state import (
     S_TIMELINE_STRIDE,
     SLOT_COLUMNS,
 )
+from prefixsim.engines.sglang.tree_kernels import table_refill
 from prefixsim.records import I64, TIMELINE_COLUMNS
 from prefixsim.workload.intern import ChainIndex
 
@@ -62,8 +64,6 @@ class Arenas:
         old = getattr(self, "table", np.full((0, 2), NIL, dtype=np.int64))
         self.table: I64 = np.full((1 << (2 * size - 1).bit_length(), 2), NIL, dtype=np.int64)
         if old.shape[0]:
-            from prefixsim.engines.sglang.tree_kernels import table_refill
-
             table_refill(old, self.table)
         self.weights: I64 = np.zeros((size if self.dfs else 1, 3), dtype=np.int64)
 

@@ -197,7 +197,8 @@ class SglangEngine:
         s = self.arenas.scalars
         self.until = until_ns
         while True:
-            code = advance(*self.args(), until_ns)
+            args = (*self.args(), until_ns)
+            code = advance(*args)
             if code == OUT_OF_MEMORY:
                 raise DoesNotFitError(self.out_of_memory())
             if code <= COMPLETED:

@@ -180,7 +180,7 @@ def run_windows(engine: SglangEngine, order: np.ndarray, width: int, *, alone: b
     s[st.S_FREE_SLOT] = 0
     s[st.S_ARRIVALS] = order.shape[0]
     while True:
-        code = run_window(
+        args = (
             *a.tree_args(),
             a.heads,
             a.marks,
@@ -194,6 +194,7 @@ def run_windows(engine: SglangEngine, order: np.ndarray, width: int, *, alone: b
             width,
             alone,
         )
+        code = run_window(*args)
         if code == st.OUT_OF_MEMORY:
             raise DoesNotFitError(engine.out_of_memory())
         if code == st.DONE:
