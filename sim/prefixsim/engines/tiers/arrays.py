@@ -1,0 +1,86 @@
+"""The arrays of a host tier (`layout`), and what it is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from prefixsim.engines.tiers import layout as lt
+
+PS_PER_S = 1_000_000_000_000
+MAX_BLOCKS = (1 << 31) - 2
+
+
+@dataclass(frozen=True, slots=True)
+class HostTier:
+    """Host memory below one replica's GPU pool.
+
+    bytes_per_token: KV bytes of one token on one GPU (each GPU of the replica moves its own part over its own link).
+    capacity_bytes: of all GPUs' parts together; 0: no tier. ratio: instead, host tokens for each token of the GPU pool.
+    in_bytes_per_s, out_bytes_per_s: bandwidth of one GPU's link by direction. per_block_s: what each block or page costs
+    beside its bytes. latency_s: of each transfer. gpus: in the replica.
+    """
+
+    bytes_per_token: int
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+    per_block_s: float = 0.0
+    latency_s: float = 0.0
+    gpus: int = 1
+
+    def in_ps(self, tokens: int) -> int:
+        """Picoseconds to load a block of so many tokens."""
+        return round((self.bytes_per_token * tokens / self.in_bytes_per_s + self.per_block_s) * PS_PER_S)
+
+    def out_ps(self, tokens: int) -> int:
+        """Picoseconds to store a block of so many tokens."""
+        return round((self.bytes_per_token * tokens / self.out_bytes_per_s + self.per_block_s) * PS_PER_S)
+
+    @property
+    def latency_ps(self) -> int:
+        """Picoseconds of a transfer of nothing."""
+        return round(self.latency_s * PS_PER_S)
+
+
+@dataclass
+class TierArrays:
+    """See `layout`. `useful`: more rows than this are never needed."""
+
+    tier: npt.NDArray[np.int64]
+    host: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int32]
+    tracker: npt.NDArray[np.int64]
+
+    @classmethod
+    def absent(cls) -> TierArrays:
+        """No host tier: arrays of one row that nobody looks at."""
+        return cls(
+            np.zeros(lt.T_COLS, dtype=np.int64),
+            np.zeros((1, lt.HOST_COLS), dtype=np.int64),
+            np.zeros((2, 1), dtype=np.int32),
+            np.zeros((1, lt.TRACKER_COLS), dtype=np.int64),
+        )
+
+    @classmethod
+    def of_blocks(
+        cls, tier: HostTier, capacity: int, block_tokens: int, n_chains: int, threshold: int, max_tracked: int
+    ) -> TierArrays:
+        """A pool of `capacity` blocks for a workload of `n_chains` distinct ones."""
+        out = cls.absent()
+        rows = max(1, min(capacity, n_chains))
+        out.host = np.zeros((rows, lt.HOST_COLS), dtype=np.int64)
+        out.places = np.zeros((2, max(1, n_chains)), dtype=np.int32)
+        tracked = min(max_tracked, n_chains) if threshold >= 2 else 0
+        out.tracker = np.zeros((1 + tracked, lt.TRACKER_COLS), dtype=np.int64)
+        for column, value in (
+            (lt.T_IN_PS, tier.in_ps(block_tokens)),
+            (lt.T_OUT_PS, tier.out_ps(block_tokens)),
+            (lt.T_LATENCY_PS, tier.latency_ps),
+            (lt.T_CAPACITY, rows),
+            (lt.T_THRESHOLD, threshold),
+            (lt.T_TRACKER_MAX, tracked),
+        ):
+            out.tier[column] = value
+        return out
