@@ -33,6 +33,7 @@ def gemm_numbers(gpu: GpuProfile, dtype: str) -> GemmNumbers:
     """The GEMM fit for a weights dtype. Raises NotModelledError where the profile has none."""
     if dtype in ("bfloat16", "mxfp4"):
         return GemmNumbers.of(gpu.gemm_bf16)
+    chip(gpu, dtype)  # refuses a GPU without FP8 units
     fit = {"fp8": gpu.gemm_fp8, "fp8_block": gpu.gemm_fp8_block}.get(dtype)
     if fit is None:
         raise NotModelledError(f"{gpu.name}: the profile has no GEMM times for {dtype} weights")
@@ -173,7 +174,9 @@ def step_costs(
     coef[sk.C_ENGINE_PER_TOKEN_US] = per_token_us(gpu, model, engine.elementwise_passes.value)
     m = np.arange(1, TABLE_TOKENS + 1, dtype=np.float64)
     reduce = 2.0 * allreduce_us(gpu, tp, 2.0 * model.hidden_size * m)
-    layer = layer_gemm_us(gpu, model, dtype, tp, m) + reduce
+    ratio = engine.kernel_time_ratio.value if engine.kernel_time_ratio else 1.0
+    reduce *= ratio
+    layer = layer_gemm_us(gpu, model, dtype, tp, m) * ratio + reduce
     seqs = np.arange(1, TABLE_SEQS + 1, dtype=np.float64)
     vocab = -(-model.vocab_size // tp)
     lm_head = gemm_us(

@@ -36,6 +36,7 @@ class GemmNumbers:
     wave_share: float
     tiles: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
     factors: tuple[float, ...] = (1.0,) * len(KNOTS_M)
+    n_ramp: float = 0.0
 
     @classmethod
     def of(cls, fit: Gemm) -> GemmNumbers:
@@ -56,17 +57,18 @@ class GemmNumbers:
             fit.wave_share.value,
             (fit.tile_64x64_ratio.value, fit.tile_64x128_ratio.value, fit.tile_128x128_ratio.value, 1.0),
             factors,
+            fit.n_ramp_elements.value if fit.n_ramp_elements else 0.0,
         )
 
     @classmethod
     def from_vector(cls, v: Sequence[float] | F64) -> GemmNumbers:
-        """From the 15 numbers a fit searches: launch, eff_flops, eff_bw, p, k_ramp, wave_share, 3 tiles, 6 log factors."""
+        """From the 6 or 16 numbers a fit searches: launch, eff_flops, eff_bw, p, k_ramp, wave_share, 3 tiles, 6 log factors, n_ramp."""
         launch, flops, bw, p, ramp, waves = (float(x) for x in v[:6])
         if len(v) <= 6:
             return cls(launch, flops, bw, p, ramp, waves)
         f = [float(x) for x in np.exp(np.asarray(v[9:15]))]
         tiles = (float(v[6]), float(v[7]), float(v[8]), 1.0)
-        return cls(launch, flops, bw, p, ramp, waves, tiles, (*f[:3], 1.0, *f[3:]))
+        return cls(launch, flops, bw, p, ramp, waves, tiles, (*f[:3], 1.0, *f[3:]), float(v[15]))
 
 
 def gemm_us(
@@ -79,6 +81,7 @@ def gemm_us(
         waves = (1 - g.wave_share) * waves + g.wave_share * np.ceil(waves)
         one = 2.0 * rows * columns * (k + g.k_ramp) / (chip.flops / chip.sms * g.eff_flops * speed) * 1e6
         compute = np.minimum(compute, waves * one)
+    compute = compute * (1.0 + g.n_ramp / n)
     moved = weight_bytes * n * k + act_bytes * m * k + 2.0 * m * n
     memory = moved / (chip.bandwidth * g.eff_bw) * 1e6
     high, low = np.maximum(compute, memory), np.minimum(compute, memory)

@@ -122,6 +122,8 @@ class Gemm(Strict):
     p_exponent: Positive
     k_ramp_elements: NonNegative
     """Pipeline fill of a tile, in elements of k."""
+    n_ramp_elements: NonNegative | None = None
+    """Narrow outputs compute slower: time x (1 + n_ramp/n). Left out: 0."""
     wave_share: Share
     """Share of the compute time that is rounded up to whole waves of tiles over the SMs, 0 to 1."""
     tile_64x64_ratio: Efficiency
@@ -174,6 +176,8 @@ class EngineOverhead(Strict):
     per_seq_us: NonNegative
     elementwise_passes: NonNegative
     """Norms, activations, copies: how often a token's hidden state (16 bits) crosses the GPU's memory in a layer."""
+    kernel_time_ratio: Positive | None = None
+    """Time of this engine's GEMMs and all-reduces against the profile's; left out: 1."""
 
 
 class VllmMemory(Strict):

@@ -23,10 +23,10 @@ from prefixsim.hardware.step_kernels import HALF_BLOCK, TILE_ROWS
 
 HEAD_DIM = 128
 MIB = float(1 << 20)
-GEMM_START = [4.0, 0.7, 0.8, 2.5, 100.0, 0.2, 0.8, 0.85, 0.95, *([0.0] * 6)]
+GEMM_START = [4.0, 0.7, 0.8, 2.5, 100.0, 0.2, 0.8, 0.85, 0.95, *([0.0] * 6), 100.0]
 GEMM_BOUNDS = [
     (0.0, 120.0), (0.02, 1.0), (0.02, 1.0), (0.5, 8.0), (0.0, 4000.0), (0.0, 1.0),
-    (0.1, 1.0), (0.1, 1.0), (0.1, 1.0), *([(-0.5, 0.5)] * 6),
+    (0.1, 1.0), (0.1, 1.0), (0.1, 1.0), *([(-0.5, 0.5)] * 6), (0.0, 20_000.0),
 ]  # fmt: skip
 
 
@@ -93,6 +93,10 @@ def fit_gemm(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict
         peak = base.device.peak_dense_bf16_tflops if dtype == "bfloat16" else base.device.peak_dense_fp8_tflops
         m, n, k = (part.number[c] for c in ("m", "n", "k"))
         part = part.where((n >= 512) & (k >= 512) & (n * k <= 1 << 29) & (m >= 1) & (m <= 16384))
+        if dtype != "bfloat16":
+            # CUTLASS FP8 kernels take up to twice as long where m is no multiple of 16; full chunks and padded decode
+            # batches are multiples.
+            part = part.where((part.number["m"] % 16 == 0) | (part.number["m"] <= 16))
         if len(part) < 200 or peak is None:
             continue
         chip = Chip(peak.value * 1e12, base.device.mem_bandwidth_gb_per_s.value * 1e9, base.device.sm_count.value)
@@ -132,6 +136,7 @@ def gemm_section(fit: Fit, rows: int, errors: Errors, source: str, date: str, ki
         eff_bw_ratio=make(v[2]),
         p_exponent=make(v[3]),
         k_ramp_elements=make(v[4]),
+        n_ramp_elements=make(v[15]),
         wave_share=make(v[5]),
         tile_64x64_ratio=make(v[6]),
         tile_64x128_ratio=make(v[7]),
