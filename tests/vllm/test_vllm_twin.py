@@ -162,6 +162,16 @@ def test_steps_equal_the_twin(seed: int, split: bool, caching: bool) -> None:
     assert replay(rows, config) == twin_replay(rows, config)
 
 
+@pytest.mark.parametrize("seed", [99, 166, 542, 1214, 1477])
+def test_a_victim_gives_back_the_tokens_it_was_scheduled(seed: int) -> None:
+    """Priority policy with a budget of one token a request: in these cases (each equal to the real engine) it decides what
+    the others get."""
+    rows, config = small_case(seed)
+    config |= {"policy": "priority", "max_num_batched_tokens": config["max_num_seqs"], "enable_chunked_prefill": True}
+    config |= {"watermark": 0.0, "max_steps": 400}
+    assert replay(rows, config) == twin_replay(rows, config)
+
+
 def coefficients() -> StepCosts:
     """Step costs of no real card: every term of the formula counts."""
     coef = np.zeros(sk.N_COEF)
