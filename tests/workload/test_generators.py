@@ -395,3 +395,11 @@ def test_requests_that_ask_for_too_much_come_later(rows):
         stuck = stuck or not waiting
         assert want <= longest or not waiting
         longest = max(longest, prompts[r] + outputs[r] - 1)
+
+
+def test_more_than_memory_holds_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 21}.__getitem__)
+    with pytest.raises(ScenarioError, match=r"200,000,000 requests need some 112 GiB .* this machine has 8 GiB"):
+        make({**SESSIONS, "requests": 200_000_000})
+    with pytest.raises(ScenarioError, match=r"prompts would have .* parts"):
+        make({**SMALL["few_shot"], "requests": 5_000_000, "sets": None, "shots": 900})

@@ -16,6 +16,8 @@ from prefixsim.workload.generators.registry import GenerateContext, synthetic_so
 from prefixsim.workload.ragged import offsets
 from prefixsim.workload.table import I64, Workload, make_workload
 
+MAX_PARTS = 400_000_000
+
 
 class Ids:
     """Hands out content ids: one for each (shared name, variant), fresh ones for unique parts."""
@@ -36,6 +38,12 @@ class Ids:
         if name not in self.bases:
             self.bases[name] = int(self.fresh(n)[0])
         return self.bases[name]
+
+
+def limit_parts(requests: int, parts: int) -> None:
+    """Raises ScenarioError where a table of requests x parts would be too large to make."""
+    if requests * parts > MAX_PARTS:
+        raise ScenarioError(f"prompts would have {requests * parts:,} parts in all (at most {MAX_PARTS:,})")
 
 
 class Parts:

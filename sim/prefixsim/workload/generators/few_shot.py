@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefixsim.scenario.generators import FewShotWorkload
-from prefixsim.workload.generators.build import Ids, Parts, independent, pieces
+from prefixsim.workload.generators.build import Ids, Parts, independent, limit_parts, pieces
 from prefixsim.workload.generators.registry import GenerateContext, register
 from prefixsim.workload.streams import sample_tokens, stream, zipf_choice
 from prefixsim.workload.table import I64, Workload
@@ -41,6 +41,7 @@ def few_shot(spec: FewShotWorkload, context: GenerateContext) -> Workload:
     rows = spec.sets or n
     shots = np.minimum(sample_tokens(spec.shots, rows, stream(seed, "shots"), least=0), MAX_SHOTS)
     width = max(1, int(shots.max()))
+    limit_parts(n, width)
     skew = 0.0 if spec.sets else spec.skew
     choice = zipf_choice(spec.examples, skew, rows * width, stream(seed, "choice")).reshape(rows, width)
     valid = distinct(choice, shots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefixsim.scenario.generators import RagWorkload
-from prefixsim.workload.generators.build import Ids, Parts, independent, pieces
+from prefixsim.workload.generators.build import Ids, Parts, independent, limit_parts, pieces
 from prefixsim.workload.generators.few_shot import MAX_SHOTS, distinct
 from prefixsim.workload.generators.registry import GenerateContext, register
 from prefixsim.workload.streams import sample_tokens, stream, zipf_choice
@@ -22,6 +22,7 @@ def rag(spec: RagWorkload, context: GenerateContext) -> Workload:
     first, base = ids.fresh(1)[0], int(ids.fresh(spec.documents)[0])
     wanted = np.minimum(sample_tokens(spec.documents_per_request, n, stream(seed, "wanted"), least=0), MAX_SHOTS)
     width = max(1, int(wanted.max()))
+    limit_parts(n, width)
     choice = zipf_choice(spec.documents, spec.skew, n * width, stream(seed, "choice")).reshape(n, width)
     valid = distinct(choice, wanted)
     if spec.order == "fixed":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ class GenerateContext:
     seed: int
     base_dir: Path
 
+
+BYTES_A_REQUEST = 600
+"""Memory of a generated request with some six parts, interned (measured)."""
 
 Generator = Callable[[Any, GenerateContext], Workload]
 _GENERATORS: dict[str, Generator] = {}
@@ -58,9 +62,27 @@ def generate(spec: Any, *, base_dir: Path, seed: int) -> Workload:
     known = generators()
     if name not in known:
         raise ScenarioError(f"unknown generator {name!r}{nearest(name, known)}")
+    _enough_memory(spec)
     w = known[name](spec, GenerateContext(seed, base_dir))
     canonical = json.dumps([spec.model_dump(mode="json"), seed], sort_keys=True)
     return replace(w, source=replace(w.source, sha256=hashlib.sha256(canonical.encode()).hexdigest()))
+
+
+def _enough_memory(spec: Any) -> None:
+    """Raises ScenarioError when so many requests cannot fit: before anything is allocated."""
+    wanted = max(
+        (getattr(spec, k, None) or 0 for k in ("requests", "num_prompts")),
+        default=0,
+    ) or getattr(spec, "gsp_num_groups", 0) * getattr(spec, "gsp_prompts_per_group", 0)
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return
+    if wanted * BYTES_A_REQUEST > physical:
+        raise ScenarioError(
+            f"{wanted:,} requests need some {wanted * BYTES_A_REQUEST / 2**30:,.0f} GiB before the simulation starts; "
+            f"this machine has {physical / 2**30:,.0f} GiB"
+        )
 
 
 def synthetic_source(kind: str, **more: Any) -> Source:

@@ -141,13 +141,12 @@ def _cut_long(limit: int, p: Pieces, session: I64) -> dict[str, Any]:
 
 def _forks(spec: SessionsWorkload, plan: Plan, parent: I64, first: I64, session: I64, context: GenerateContext) -> None:
     """A forked session's first request continues a random turn of an earlier session of its template."""
-    for s in np.flatnonzero(plan.fork).tolist():
-        name = spec.templates[int(plan.template[s])].name
-        rng = stream(context.seed, f"{name}/fork/{s}")
-        earlier = np.flatnonzero(plan.template[:s] == plan.template[s])
-        if earlier.shape[0]:
-            p = int(earlier[rng.integers(earlier.shape[0])])
-            parent[first[s]] = first[p] + rng.integers(plan.turns[p])
+    for k, t in enumerate(spec.templates):
+        mine = np.flatnonzero(plan.template == k)
+        draws = stream(context.seed, f"{t.name}/fork/which").random((mine.shape[0], 2))
+        for i in np.flatnonzero(plan.fork[mine]).tolist():  # never the template's first session
+            s, p = int(mine[i]), int(mine[int(draws[i, 0] * i)])
+            parent[first[s]] = first[p] + int(draws[i, 1] * plan.turns[p])
             plan.tenant[s] = plan.tenant[p]
 
 
