@@ -311,6 +311,18 @@ def test_repeats_run_different_seeds():
     assert entries["support-gate"].repeats == 3
 
 
+def test_the_project_gates_itself():
+    """The shipped scenarios against the committed baseline: a change of the program that moves hits fails here, with reasons.
+    Where it is wanted: prefixsim check quickstart scenarios/check/support.yaml --baseline scenarios/check/baseline.json
+    --update-baseline."""
+    folder = data_dir("scenarios") / "check"
+    results = check(
+        ["quickstart", str(folder / "support.yaml")], baseline=read_baseline(folder / "baseline.json"), workers=1
+    )[0]
+    for result in results:
+        assert result.ok, (result.error, [c.message for c in result.checks if not c.ok], result.reasons)
+
+
 def test_the_demonstration_pair():
     folder = data_dir("scenarios") / "check"
     known = read_baseline(folder / "baseline.json")
