@@ -119,6 +119,8 @@ def test_an_uncoupled_run_is_two_events_a_replica():
     _, one, _ = serve(w, replicas=1)
     _, four, _ = serve(w, replicas=4)
     assert one.events <= 4
+    _, closed, _ = serve(workload(np.random.default_rng(1), 200, chained=True), replicas=1)
+    assert closed.events <= 4
     assert four.events <= 16
 
 

@@ -3,10 +3,11 @@
 Three ways to serve a workload, chosen by what couples the replicas:
 
 - nothing (one replica, or a router blind to state, and no awaited completions): all requests are routed beforehand, and a
-  replica's process runs its engine to the end between two events (`granularity: jump`);
+  replica's process runs its engine to the end between two events (`granularity: jump`). One replica with awaited
+  completions is disturbed by nobody else either: its process hands out what it releases itself;
 - a router that looks at state: arrivals are events; at each, the replicas the router looks at catch up to that instant.
   A replica's own process then only runs it to the end after the last arrival;
-- awaited completions (`after` + `delay`), or `granularity: step`: each replica's process runs its engine up to its
+- awaited completions (`after` + `delay`) on several replicas, or `granularity: step`: each replica's process runs its engine up to its
   horizon, the earliest instant at which anything outside could matter: the next pending arrival or release, and the
   earliest release that a completion on another replica could cause.
 
@@ -30,8 +31,8 @@ from prefixsim.fleet.routers.base import Router
 from prefixsim.records import NEVER, REQ_RELEASED_NS, REQ_REPLICA
 from prefixsim.workload.table import I32, I64
 
-CHUNK = 50_000
-"""Requests after which an uncoupled run lets progress be shown and Ctrl-C be heard."""
+CHUNK, CLOSED_CHUNK = 50_000, 1_000
+"""Requests after which a run of one replica lets progress be shown and Ctrl-C be heard."""
 Report = Callable[[int], None]
 
 
@@ -124,8 +125,10 @@ class Fleet:
 
     def serve(self) -> FleetResult:
         """Runs to the end."""
-        coupled = self.followers.any or self.router.looks_at_state
-        if coupled:
+        alone = len(self.engines) == 1 and not self.single_step and self.looks is None
+        if alone and self.followers.any:
+            self.env.process(self._closed_alone())
+        elif self.followers.any or (self.router.looks_at_state and not alone):
             self.env.process(self._arrivals())
             for i in range(len(self.engines)):
                 self.env.process(self._replica(i))
@@ -143,13 +146,12 @@ class Fleet:
 
     def _route_all(self) -> None:
         requests, times = self.pending.requests, self.pending.times_ns
-        replicas = self.router.route_all(requests)
+        one = len(self.engines) == 1
+        replicas = np.zeros(len(requests), dtype=np.int64) if one else self.router.route_all(requests)
         self.rows[requests, REQ_REPLICA] = replicas
         self.rows[requests, REQ_RELEASED_NS] = times
         for i, engine in enumerate(self.engines):
             mine = replicas == i
-            if len(self.engines) == 1:
-                mine = np.ones(len(requests), dtype=np.bool_)
             if mine.any():
                 engine.submit(np.ascontiguousarray(requests[mine]), np.ascontiguousarray(times[mine]))
         self.released = len(requests)
@@ -168,6 +170,30 @@ class Fleet:
                 yield self.env.timeout(max(progress.clock_ns - self.now_ns, 0))
             elif until > self.now_ns:
                 yield self.env.timeout(until - self.now_ns)
+
+    def _closed_alone(self) -> Generator[simpy.Event, Any, None]:
+        """A single replica whose completions release requests: nothing else is there to disturb it, so it takes what is due
+        by its next schedule instant, runs to the next pending time or awaited completion, and so on, without events."""
+        engine, pending, due = self.engines[0], self.pending, 0
+        while True:
+            upcoming = pending.peek_ns()
+            if upcoming == NEVER and self.next_ns[0] == NEVER:
+                return
+            if upcoming <= self.next_ns[0]:
+                taken = np.array(
+                    pending.take(upcoming if self.next_ns[0] == NEVER else self.next_ns[0]), dtype=np.int64
+                )
+                times, requests = np.ascontiguousarray(taken[:, 0]), np.ascontiguousarray(taken[:, 1])
+                self.rows[requests, REQ_REPLICA] = 0
+                self.rows[requests, REQ_RELEASED_NS] = times
+                engine.submit(requests, times)
+                self.released += len(requests)
+            self._advance(0, pending.peek_ns())
+            if self.released >= due:
+                due += CLOSED_CHUNK
+                coming = min(self.next_ns[0], pending.peek_ns())
+                if coming != NEVER:
+                    yield self.env.timeout(max(coming - self.now_ns, 0))
 
     def _arrivals(self) -> Generator[simpy.Event, Any, None]:
         """Wakes at each pending arrival, release and look, and hands them out."""
