@@ -143,7 +143,17 @@ def closed_loop(p: Point, client: Client) -> Workload:
 
 START = [300.0, 3.0, 3.0, 8.0, 0.9]
 BOUNDS = [(0.0, 20_000.0), (0.0, 40.0), (0.0, 200.0), (0.0, 80.0), (0.4, 1.3)]
-CLIENTS = {"vllm": Client(rounds=10, burst=True, ratio=0.8)}
+CLIENTS = {
+    # InferenceMAX: ten requests a user, all users at once, lengths uniform in 80-100 % of the stated ones.
+    "h200_sxm/vllm": Client(10, burst=True, ratio=0.8),
+    "h200_sxm/trtllm": Client(10, burst=True, ratio=0.8),
+    "h200_sxm/sglang": Client(10, burst=True, ratio=0.8),
+    # TTFT here is prefill + (time of a request / concurrency), as when one request always waits for a free slot.
+    "h100_sxm/trtllm": Client(10, burst=True, ratio=0.8, waiting=1),
+}
+"""How each set of points was loaded: read off the points, not documented by their makers."""
+REQUEST_US = {"h100_sxm/trtllm": 36_300.0}
+"""Time before the engine sees a request (µs), fitted to the TTFT of the points `in_fit`; others: none found."""
 
 
 class Simulator:
@@ -175,7 +185,7 @@ class Simulator:
         key = (p.system, p.model, p.fp8, p.tp, p.backend)
         if key not in self.costs:
             self.costs[key] = hw.step_costs(p.backend)
-        costs, request_us = self.costs[key], 0.0
+        costs, request_us = self.costs[key], REQUEST_US.get(p.group, 0.0)
         if overhead is not None:
             coef = costs.coef.copy()
             coef[sk.C_ENGINE_STEP_US], coef[sk.C_ENGINE_PER_LAYER_US] = overhead.step_us, overhead.per_layer_us
@@ -183,7 +193,7 @@ class Simulator:
             coef[sk.C_ENGINE_PER_TOKEN_US] = per_token_us(hw.gpu, hw.model, overhead.elementwise_passes)
             costs = replace(costs, coef=coef, gemm_us=costs.gemm_us * overhead.kernel_time_ratio)
             request_us = overhead.request_us
-        client = self.clients.get(p.group) or self.clients.get(p.backend) or Client()
+        client = self.clients.get(p.group) or Client(10, burst=True, ratio=0.8)
         client = client if self.rounds is None else replace(client, rounds=self.rounds)
         shape = (p.isl, p.osl, p.concurrency, client)
         if shape not in self.loops:
@@ -260,25 +270,44 @@ def fit_overhead(points: list[Point], simulator: Simulator) -> Overhead:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--points", type=Path, default=POINTS)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--points", type=Path, default=POINTS, help="CSV of the same columns")
+    parser.add_argument("--json", action="store_true", help="print errors by system and backend as JSON")
+    parser.add_argument(
+        "--fit", action="store_true", help="fit the overheads anew on a third of the points, print them"
+    )
+    parser.add_argument("--rounds", type=int, default=None, help="requests a user, instead of each set's own")
     args = parser.parse_args()
     if not args.points.is_file():
         sys.exit(f"{args.points}: no such file")
     points = read_points(args.points)
     simulator = Simulator(rounds=args.rounds)
-    found = [simulator.run(p) for p in points]
     groups = sorted({p.group for p in points})
-    result = {
-        g: errors(*zip(*[(p, f) for p, f in zip(points, found, strict=True) if p.group == g], strict=True))
-        for g in groups
-    }  # type: ignore[arg-type]
+    fitted: dict[str, Overhead | None] = dict.fromkeys(groups)
+    if args.fit:
+        for g in groups:
+            fitted[g] = fit_overhead([p for p in points if p.group == g and p.in_fit], simulator)
+            print(f"{g}: {fitted[g]}", file=sys.stderr)
+    found = {p: simulator.run(p, fitted[p.group]) for p in points}
+
+    def of(keep: list[Point]) -> dict[str, float]:
+        return errors(keep, [found[p] for p in keep])
+
+    result = {g: of([p for p in points if p.group == g]) for g in groups}
     if args.json:
         print(json.dumps(result, indent=1))
         return
-    for g, e in result.items():
-        print(g, e)
+    parts = {g: (lambda p, g=g: p.group == g) for g in groups}
+    for group, model in sorted({(p.group, p.model) for p in points}):
+        parts[f"{group}, {model}"] = lambda p, group=group, model=model: (p.group, p.model) == (group, model)
+    print(f"{'':44} {'n':>4} {'TPOT MAPE':>10} {'p90':>7} {'TTFT MAPE':>10} {'p90':>7}   not in the fit: n, TPOT, TTFT")
+    for name, rule in parts.items():
+        e = of([p for p in points if rule(p)])
+        rest = [p for p in points if rule(p) and not p.in_fit]
+        r = of(rest) if rest else e
+        print(
+            f"{name:44} {e['n']:4d} {e['tpot_mape_pct']:10.1f} {e['tpot_p90_pct']:7.1f} {e['ttft_mape_pct']:10.1f} "
+            f"{e['ttft_p90_pct']:7.1f}   {len(rest)}, {r['tpot_mape_pct']}, {r['ttft_mape_pct']}"
+        )
 
 
 if __name__ == "__main__":
