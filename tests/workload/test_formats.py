@@ -567,3 +567,16 @@ def test_missing_tokenizer_packages_are_named(tmp_path, monkeypatch):
     (tmp_path / "x").write_text("")
     with pytest.raises(MissingExtraError, match=r"prefixsim\[tokenizers\]"):
         load(write(tmp_path, "lmcache"), tokenizer="tiktoken:x")
+
+
+def test_labels_may_be_numbers(tmp_path):
+    rows = [
+        {"id": 1, "tokens": [1, 2], "session": 7},
+        {"id": 2, "after": 1, "tokens": [1, 2, 3], "session": 7, "cache_salt": 5},
+    ]
+    (tmp_path / "t.jsonl").write_text(lines(rows))
+    w = load(tmp_path / "t.jsonl")
+    assert w.ids == ("1", "2")
+    assert w.after.tolist() == [-1, 0]
+    assert w.session_names == ("7",)
+    assert w.salt_names == ("", "5")

@@ -28,7 +28,8 @@ _SHOWN = ("a number", "text", "a list of whole numbers", "true or false", "")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a row: its kind is "num", "str", "ints", "bool" or "other" (kept as decoded, read slowly)."""
+    """A key of a row: its kind is "num", "str", "label" (text; a whole number is taken as its digits), "ints", "bool" or
+    "other" (kept as decoded, read slowly)."""
 
     name: str
     kind: str
@@ -109,7 +110,7 @@ def read_rows(file: TraceFile, keys: Sequence[Key], bad: BadRows) -> RowTable:
         elif key.kind == "ints":
             table.start[name] = _joined([b.start[name] for b in blocks], np.int64)
             table.count[name] = _joined([b.count[name] for b in blocks], np.int64)
-        elif key.kind == "str":
+        elif key.kind in ("str", "label"):
             table.text[name] = [t for b in blocks for t in b.text[name]]
         else:
             table.other[name] = [t for b in blocks for t in b.other[name]]
@@ -146,7 +147,14 @@ class _Scanner:
         self.names = [k.name.encode() for k in keys]
         self.key_data = np.frombuffer(b"".join(self.names) + b"\n", dtype=np.uint8)
         self.key_start = offsets([len(k) for k in self.names])
-        kinds = {"num": scan.NUM, "str": scan.STR, "ints": scan.INTS, "bool": scan.BOOL, "other": scan.OTHER}
+        kinds = {
+            "num": scan.NUM,
+            "str": scan.STR,
+            "label": scan.STR,
+            "ints": scan.INTS,
+            "bool": scan.BOOL,
+            "other": scan.OTHER,
+        }
         self.key_kind = np.array([kinds[k.kind] for k in keys], dtype=np.int64)
         self.lists = any(k.kind == "ints" for k in keys)
         self.flat: I64 | I32 = np.empty(1024, np.int32)
@@ -268,9 +276,9 @@ def _fill(
         for i, row in patched:
             start[i], count[i] = extra.add(row.get(name))
         table.start[name], table.count[name] = start, count
-    elif key.kind == "str" and not has.any():
+    elif key.kind in ("str", "label") and not has.any():
         table.text[name] = [None] * has.shape[0]
-    elif key.kind == "str":
+    elif key.kind in ("str", "label"):
         texts: list[str | None] = [
             block[a : a + c].decode() if c >= 0 else None for a, c in zip(start.tolist(), count.tolist(), strict=True)
         ]
@@ -304,12 +312,15 @@ def decode_slowly(raw: bytes, line: int, keys: Sequence[Key], bad: BadRows) -> d
         value = row.get(key.name)
         if value is None or key.kind == "other":
             continue
+        if key.kind == "label" and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**40:
+            row[key.name] = value = str(value)
         fault = _fault(key, value)
         if fault:
             bad.add(fault, line, key.name)
             return None
         if key.kind == "ints":
-            row[key.name] = [v - (1 << 64) if v >= 1 << 63 else v for v in value]
+            ints: list[int] = row[key.name]
+            row[key.name] = [v - (1 << 64) if v >= 1 << 63 else v for v in ints]
     return row
 
 
@@ -339,7 +350,7 @@ def _fault(key: Key, value: Any) -> str | None:
             return f"too large a number: {shown(value)}"
     elif key.kind == "bool" and not isinstance(value, bool):
         return f"expected true or false, found {shown(value)}"
-    elif key.kind == "str" and not isinstance(value, str):
+    elif key.kind in ("str", "label") and not isinstance(value, str):
         return f"expected text, found {shown(value)}"
     elif key.kind == "ints":
         if not isinstance(value, list):

@@ -28,7 +28,7 @@ KEYS = (
     Key("hash_ids", "ints"),
     Key("timestamp", "num"),
     Key("delay", "num"),
-    Key("session_id", "str"),
+    Key("session_id", "label"),
     Key("tools", "other"),
     Key("extra", "other"),
 )

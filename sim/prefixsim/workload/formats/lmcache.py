@@ -24,7 +24,7 @@ KEYS = (
     Key("timestamp", "num", required=True),
     Key("input", "str", required=True),
     Key("output", "str"),
-    Key("session_id", "str"),
+    Key("session_id", "label"),
 )
 
 

@@ -80,6 +80,8 @@ class _Table:
         self.sessions: list[str] = []
         self.next_id = 0
         self.whole: dict[int, int] = {}
+        self.bodies: set[int] = set()
+        self.twice = 0
         self.shared: dict[tuple[Any, ...], np.ndarray] = {}
         self.floor = self.ceil = self.overlaps = self.failed = self.subagents = self.no_api_time = 0
 
@@ -167,6 +169,9 @@ def _add(table: _Table, c: Conversation, path: Path, bad: BadRows, block: int | 
         requests = [r for r in requests if r[1].output > 0]
     if not requests:
         return
+    body = hash(tuple((q.input, q.output, len(q.hash_ids), t) for t, q, *_ in requests))
+    table.twice += body in table.bodies
+    table.bodies.add(body)
     session = len(table.sessions)
     table.sessions.append(c.id or path.stem)
     local = table.whole if options.id_scope == "file" else {}
@@ -284,6 +289,7 @@ def _finish(
         if table.no_api_time
         else "",
         f"{table.failed:,} requests without output tokens are left out" if table.failed else "",
+        f"{table.twice:,} conversations have the same requests as an earlier one; they are kept" if table.twice else "",
         f"{bad_rows:,} bad rows left out (on_bad_row: skip); the first: {first_bad}" if bad_rows else "",
         "the content of outputs is not in the files: no later prompt can reuse them",
     ]
