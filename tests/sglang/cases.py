@@ -159,10 +159,12 @@ def check_arrays(engine: SglangEngine) -> None:
         assert nodes[parent, st.N_CHILDREN] == len(below)
         assert nodes[parent, st.N_CHILD_SUM] == sum(below)
     leaves = {x for x in live if nodes[x, st.N_LOCKS] == 0 and x not in children}
-    heap = a.heap[: s[st.S_LEAVES]]
+    heap = a.heap[: 3 * s[st.S_LEAVES]].reshape(-1, 3)
+    places = a.heap[3 * (a.heap.shape[0] // 4) :]
+    assert {x for x in live if nodes[x, st.N_HEAP] != st.NIL} == leaves
     assert set(heap[:, 2].tolist()) == leaves, "the heap holds exactly the unlocked leaves"
     for at, (key, access, x) in enumerate(heap.tolist()):
-        assert nodes[x, st.N_HEAP] == at
+        assert places[x] == at
         assert access == nodes[x, st.N_ACCESS]
         up = (at - 1) >> 2
         assert at == 0 or (heap[up, 0], heap[up, 1]) < (key, access)

@@ -45,6 +45,7 @@ class Arenas:
         self.scalars[S_NEXT_NODE] = 1
         self.scalars[S_TIMELINE_STRIDE] = 1
         self.nodes: I64 = np.zeros((0, NODE_COLUMNS), dtype=np.int64)
+        self.heap: I64 = np.zeros(0, dtype=np.int64)
         self.slots: I64 = np.zeros((0, SLOT_COLUMNS), dtype=np.int64)
         self.lists: I64 = np.zeros((N_LISTS, 0), dtype=np.int64)
         self.timeline: I64 = np.zeros((1 << 12, len(TIMELINE_COLUMNS)), dtype=np.int64)
@@ -60,7 +61,9 @@ class Arenas:
         """More nodes; the table of first pages is built again at twice to four times their number."""
         size = max(at_least, 2 * self.nodes.shape[0])
         self.nodes = enlarged(self.nodes, size)
-        self.heap: I64 = enlarged(getattr(self, "heap", np.zeros((0, 3), dtype=np.int64)), size)
+        heap, had = np.zeros(4 * size, dtype=np.int64), self.heap.shape[0] // 4
+        heap[: 3 * had], heap[3 * size : 3 * size + had] = self.heap[: 3 * had], self.heap[3 * had :]
+        self.heap = heap
         old = getattr(self, "table", np.full((0, 2), NIL, dtype=np.int64))
         self.table: I64 = np.full((1 << (2 * size - 1).bit_length(), 2), NIL, dtype=np.int64)
         if old.shape[0]:

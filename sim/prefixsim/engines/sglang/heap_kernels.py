@@ -58,46 +58,48 @@ def leaf_key(scalars, nodes, node):
 
 
 @lean_kernel
-def sift_up(nodes, heap, at, key, access, node):
-    """Moves a hole up until (key, access) fits, and fills it."""
-    while at > 0:
-        up = (at - 1) >> 2
-        if heap[up, 0] < key or (heap[up, 0] == key and heap[up, 1] <= access):
-            break
-        heap[at, 0] = heap[up, 0]
-        heap[at, 1] = heap[up, 1]
-        heap[at, 2] = heap[up, 2]
-        nodes[heap[at, 2], N_HEAP] = at
-        at = up
-    heap[at, 0] = key
-    heap[at, 1] = access
-    heap[at, 2] = node
-    nodes[node, N_HEAP] = at
+def put(heap, at, key, access, node):
+    """Writes an entry. Places are kept apart from the nodes: a sift changes many, and they lie close together."""
+    heap[3 * at] = key
+    heap[3 * at + 1] = access
+    heap[3 * at + 2] = node
+    heap[3 * (heap.shape[0] >> 2) + node] = at
 
 
 @lean_kernel
-def sift_down(nodes, heap, size, at, key, access, node):
+def before(heap, a, b):
+    """Whether entry a is evicted before entry b."""
+    return heap[3 * a] < heap[3 * b] or (heap[3 * a] == heap[3 * b] and heap[3 * a + 1] < heap[3 * b + 1])
+
+
+@lean_kernel
+def sift_up(heap, at, key, access, node):
+    """Moves a hole up until (key, access) fits, and fills it."""
+    while at > 0:
+        up = (at - 1) >> 2
+        if heap[3 * up] < key or (heap[3 * up] == key and heap[3 * up + 1] <= access):
+            break
+        put(heap, at, heap[3 * up], heap[3 * up + 1], heap[3 * up + 2])
+        at = up
+    put(heap, at, key, access, node)
+
+
+@lean_kernel
+def sift_down(heap, size, at, key, access, node):
     """Moves a hole down until (key, access) fits, and fills it."""
     while True:
         child = 4 * at + 1
         if child >= size:
             break
         best = child
-        stop = min(child + 4, size)
-        for c in range(child + 1, stop):
-            if heap[c, 0] < heap[best, 0] or (heap[c, 0] == heap[best, 0] and heap[c, 1] < heap[best, 1]):
+        for c in range(child + 1, min(child + 4, size)):
+            if before(heap, c, best):
                 best = c
-        if key < heap[best, 0] or (key == heap[best, 0] and access <= heap[best, 1]):
+        if key < heap[3 * best] or (key == heap[3 * best] and access <= heap[3 * best + 1]):
             break
-        heap[at, 0] = heap[best, 0]
-        heap[at, 1] = heap[best, 1]
-        heap[at, 2] = heap[best, 2]
-        nodes[heap[at, 2], N_HEAP] = at
+        put(heap, at, heap[3 * best], heap[3 * best + 1], heap[3 * best + 2])
         at = best
-    heap[at, 0] = key
-    heap[at, 1] = access
-    heap[at, 2] = node
-    nodes[node, N_HEAP] = at
+    put(heap, at, key, access, node)
 
 
 @lean_kernel
@@ -105,32 +107,34 @@ def push_leaf(scalars, nodes, heap, node):
     """A node became an unlocked leaf."""
     at = scalars[S_LEAVES]
     scalars[S_LEAVES] = at + 1
-    sift_up(nodes, heap, at, leaf_key(scalars, nodes, node), nodes[node, N_ACCESS], node)
+    nodes[node, N_HEAP] = 1
+    sift_up(heap, at, leaf_key(scalars, nodes, node), nodes[node, N_ACCESS], node)
 
 
 @lean_kernel
 def drop_leaf(scalars, nodes, heap, node):
     """A node is no unlocked leaf any more."""
-    at = nodes[node, N_HEAP]
+    at = heap[3 * (heap.shape[0] >> 2) + node]
     nodes[node, N_HEAP] = NIL
     size = scalars[S_LEAVES] - 1
     scalars[S_LEAVES] = size
     if at < size:
-        place_leaf(nodes, heap, size, at, heap[size, 0], heap[size, 1], heap[size, 2])
+        place_leaf(heap, size, at, heap[3 * size], heap[3 * size + 1], heap[3 * size + 2])
 
 
 @lean_kernel
 def move_leaf(scalars, nodes, heap, node):
     """The key of an unlocked leaf may have changed."""
     key = leaf_key(scalars, nodes, node)
-    place_leaf(nodes, heap, scalars[S_LEAVES], nodes[node, N_HEAP], key, nodes[node, N_ACCESS], node)
+    at = heap[3 * (heap.shape[0] >> 2) + node]
+    place_leaf(heap, scalars[S_LEAVES], at, key, nodes[node, N_ACCESS], node)
 
 
 @lean_kernel
-def place_leaf(nodes, heap, size, at, key, access, node):
+def place_leaf(heap, size, at, key, access, node):
     """Puts a leaf into the hole at `at`, wherever its key belongs."""
     up = (at - 1) >> 2
-    if at > 0 and (heap[up, 0] > key or (heap[up, 0] == key and heap[up, 1] > access)):
-        sift_up(nodes, heap, at, key, access, node)
+    if at > 0 and (heap[3 * up] > key or (heap[3 * up] == key and heap[3 * up + 1] > access)):
+        sift_up(heap, at, key, access, node)
     else:
-        sift_down(nodes, heap, size, at, key, access, node)
+        sift_down(heap, size, at, key, access, node)

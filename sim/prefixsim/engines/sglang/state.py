@@ -1,8 +1,9 @@
 """Layout of SGLang's arenas: named columns of the few arrays that kernels share. No code.
 
 scalars int64 (N_SCALARS,); floats float64 (N_FLOATS,); nodes int64 (capacity, NODE_COLUMNS), node 0 is the root;
-table int64 (2^k, 2): open addressing, (chain id of a node's first page, node), -1 free; heap int64 (capacity, 3): unlocked
-leaves as a 4-ary heap of (key, access, node); slots int64 (capacity, SLOT_COLUMNS): requests in the engine;
+table int64 (2^k, 2): open addressing, (chain id of a node's first page, node), -1 free; heap int64
+(4 * capacity,): unlocked leaves as a 4-ary heap of (key, access, node), entry i at 3i, and from 3 * capacity on the place
+of each node in it; slots int64 (capacity, SLOT_COLUMNS): requests in the engine;
 lists int64 (5, capacity): queues of slots; static int64 (n, STATIC_COLUMNS): what the workload says of each request.
 """
 
@@ -146,7 +147,7 @@ ROOT = 0
     N_LOCKS,
     N_CHILDREN,
     N_CHILD_SUM,  # sum of the children's numbers: names the child when there is one
-    N_HEAP,  # place in the heap, NIL when not an unlocked leaf
+    N_HEAP,  # 1: in the heap, as unlocked leaves are; NIL: not
     N_HISTORY,
     N_ORDER,
     NODE_COLUMNS,

@@ -414,7 +414,7 @@ def make_room(scalars, nodes, table, heap, pages):
     scalars[S_W_EVICT_CALLS] += 1
     scalars[S_W_EVICT_LEAVES] += scalars[S_LEAVES]
     while scalars[S_AVAILABLE] < pages and scalars[S_LEAVES] > 0:
-        victim = heap[0, 2]
+        victim = heap[2]
         drop_leaf(scalars, nodes, heap, victim)
         parent = nodes[victim, N_PARENT]
         freed = nodes[victim, N_END] - nodes[parent, N_END]
