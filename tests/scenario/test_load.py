@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,27 @@ def test_the_committed_schema_is_current_and_knows_every_router():
     for router in ROUTERS:
         assert f'"{router}"' in committed
     assert json.loads(committed)["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "meant"),
+    [
+        ("process: poisson", "process: poison", "poisson"),
+        ("generator: rag", "generator: rga", "rag"),
+        ("kind: vllm", "kind: vlm", "vllm"),
+        ("router: cache_aware", "router: cache-aware", "cache_aware"),
+        ("router: cache_aware", "router: other", None),
+    ],
+)
+def test_a_word_that_is_not_among_those_allowed_names_the_nearest(path, old, new, meant):
+    text = (
+        "name: t\nworkload: {generator: rag, arrivals: {process: poisson, rate_per_s: 1}, requests: 2}\n"
+        "hardware: {gpu: g, model: m}\nengines: [{name: e, kind: vllm}]\nreplicas: 2\nrouter: cache_aware\n"
+    )
+    path.write_text(text)
+    load_scenario(path)
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(path)
+    hint = re.search(r"did you mean '([^']*)'", str(caught.value))
+    assert (hint and hint[1]) == meant

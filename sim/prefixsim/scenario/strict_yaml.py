@@ -203,8 +203,25 @@ def validate(
                 problems.append(document.problem(path[:-1], f"missing key '{fault['loc'][-1]}'"))
             else:
                 shown = "" if isinstance(found, dict | list) else f", found {found!r:.80}"
-                problems.append(document.problem(path, fault["msg"].removeprefix("Value error, ") + shown))
+                message = fault["msg"].removeprefix("Value error, ") + shown + _meant(kind, fault["msg"], found)
+                problems.append(document.problem(path, message))
         raise error(sorted(set(problems), key=lambda p: (p.line or 0, p.column or 0))) from None
+
+
+def _meant(kind: str, message: str, found: Any) -> str:
+    """ " (did you mean 'x'?)" where a word is not among those a message lists, and one of them is near."""
+    if kind in ("workload_kind", "engine_kind") and isinstance(found, dict):
+        found = found.get("generator") if kind == "workload_kind" else found.get("kind")
+        words = message.rpartition(" one of ")[2].split(", ")
+    elif kind == "literal_error":
+        words = re.findall(r"'([^']*)'", message)
+    elif kind == "union_tag_invalid":
+        words = re.findall(r"'([^']*)'", message.rpartition("expected tags:")[2])
+        found = next(iter(re.findall(r"Input tag '([^']*)'", message)), None)
+    else:
+        return ""
+    hint = nearest(found, words) if isinstance(found, str) else ""
+    return hint if "did you mean" in hint else ""
 
 
 def real_path(data: Any, loc: tuple[str | int, ...]) -> Path_:
