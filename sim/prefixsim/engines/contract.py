@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from prefixsim.engines.tiers.arrays import HostTier
 from prefixsim.hardware.steptime import StepCosts
 from prefixsim.records import I64, EngineRecord
 from prefixsim.workload.intern import ChainIndex
@@ -44,6 +45,8 @@ class EngineInputs:
     requests this replica serves; shared by all replicas of a run. awaited bool (n,): completions somebody waits for.
     seed: for anything random (schedule_policy random). keep_commits: fill EngineRecord.first_commit_ns.
     single_step: return from `advance` after every step (`granularity: step`; must not change any result).
+    host: memory and link below the GPU, for engines whose options ask for a host tier (None: unknown, such options are
+    refused).
     """
 
     workload: Workload
@@ -58,6 +61,7 @@ class EngineInputs:
     seed: int = 0
     keep_commits: bool = False
     single_step: bool = False
+    host: HostTier | None = None
 
 
 class Engine(Protocol):
@@ -83,8 +87,9 @@ class Engine(Protocol):
         """(running requests, waiting requests, KV tokens in use) now, for routers."""
         ...
 
-    def match_tokens(self, request: int) -> int:
-        """Prompt tokens of `request` that a lookup would hit now; changes nothing. For routers and bounds."""
+    def match_tokens(self, request: int, host: bool = False) -> int:
+        """Prompt tokens of `request` that a lookup would hit now, with `host` those of the host tier too; changes nothing.
+        For routers and bounds."""
         ...
 
     def record(self) -> EngineRecord:

@@ -20,6 +20,16 @@ class VllmFacts(Strict):
     """Every lookup of a request that could not be allocated counts in the statistics (0.33: false; 0.11: true)."""
 
 
+class KvConnectorConfig(Strict):
+    """Of vLLM's `kv_connector_extra_config`, what the native offloading takes."""
+
+    store_threshold: int = Field(0, ge=0)
+    """Offers of a block after which it is stored; below 2: at once."""
+    max_tracker_size: int = Field(64_000, ge=1)
+    """Blocks whose offers are counted."""
+    eviction_policy: Literal["lru", "arc"] = "lru"
+
+
 class VllmOptions(Strict):
     """One vLLM engine. Option names are those of `vllm serve`."""
 
@@ -48,6 +58,10 @@ class VllmOptions(Strict):
     sliding_window: int | None = Field(None, ge=1)
     prefix_cache_retention_interval: int | None = Field(0, ge=0)
     """For sliding-window groups; 0: vLLM's default, null: dense."""
+    kv_offloading_size: float | None = Field(None, ge=0, le=1 << 20)
+    """Host memory for offloaded KV blocks, GiB, all GPUs of a replica together; null or 0: no host tier."""
+    kv_offloading_backend: Literal["native", "lmcache"] = "native"
+    kv_connector_extra_config: KvConnectorConfig = KvConnectorConfig()
     facts: VllmFacts = VllmFacts()
 
     @model_validator(mode="after")

@@ -47,6 +47,7 @@ from __future__ import annotations
     T_ENDED,  # requests that ended since the last schedule
     T_LOADS,  # of the parked ones, first whose load is not finished
     T_LOAD_WAIT,  # ns between lookup and the end of the load, summed over requests
+    T_ASIDE,  # of the skipped ones, those of the last schedule
     T_DEFERRED,  # lookups put off
     T_QUERIES,
     T_HITS,
@@ -54,7 +55,7 @@ from __future__ import annotations
     T_AGAIN_HITS,
     T_FIRST_CACHED,
     T_COLS,
-) = range(41)
+) = range(42)
 
 (
     H_CHAIN,

@@ -85,6 +85,73 @@ def count_lookup(state, again, tokens, hits):
 
 
 @lean_kernel
+def note_lookup(
+    state, where, run_offset, run_start, run_end, queue, rows, pos, request, prompt, tokens, again, found, computed,
+    cached, now,
+):  # fmt: skip
+    """Writes what an admission's lookup found: `computed` tokens are not computed again, of which `cached` are reported;
+    `found` blocks were on the GPU."""
+    if not again:
+        rows[request, REQ_ADMITTED_NS] = now
+        rows[request, REQ_CACHED_TOKENS] = cached
+        rows[request, REQ_DEVICE_TOKENS] = found * state[I_BLOCK_SIZE]
+        rows[request, REQ_LOOKUP_TOKENS] = tokens
+        if state[I_CACHING] != 0:
+            rows[request, REQ_KNOWN_TOKENS] = state[I_BLOCK_SIZE] * known_blocks(
+                where, run_offset, run_start, run_end, request, prompt // state[I_BLOCK_SIZE]
+            )
+        state[I_FIRST_LOOKUP] += tokens
+        state[I_FIRST_CACHED] += cached
+    else:
+        rows[request, REQ_RECOMPUTED_TOKENS] += max(0, queue[pos, Q_BEFORE] - computed)
+
+
+@lean_kernel
+def seat(
+    state, slots, lists, queue, output_tokens, max_tokens, open_ended, pos, request, prompt, outputs, computed, hits,
+    held, tail, committed, run, again, entry,
+):  # fmt: skip
+    """A request becomes a running one, the last of the list. Returns its slot."""
+    n = state[I_RUNNING]
+    slot = lists[LIST_FREE, lists.shape[1] - 1 - n]
+    lists[LIST_RUNNING, n] = slot
+    state[I_RUNNING] = n + 1
+    queue[pos, Q_STATE] = IN_SLOT
+    slots[slot, S_POS] = pos
+    slots[slot, S_REQ] = request
+    slots[slot, S_PROMPT] = prompt
+    slots[slot, S_COMPUTED] = computed
+    slots[slot, S_OUTPUTS] = outputs
+    slots[slot, S_PLACE] = 0
+    slots[slot, S_FLIGHT] = 0
+    slots[slot, S_HITS] = hits
+    slots[slot, S_BLOCKS] = held
+    slots[slot, S_TAIL] = tail
+    slots[slot, S_COMMITTED] = committed
+    slots[slot, S_RUN] = run
+    slots[slot, S_STOP] = min(output_tokens[request], max_tokens[request])
+    limit = max_tokens[request]
+    if open_ended[request]:  # it stops by itself: vLLM can't know that no further slot is needed
+        limit = max(limit, output_tokens[request] + 1)
+    slots[slot, S_LIMIT] = prompt + limit
+    slots[slot, S_LAST_NS] = queue[pos, Q_LAST_NS]
+    slots[slot, S_AGAIN] = 1 if again else 0
+    slots[slot, S_ENTRY] = entry
+    return slot
+
+
+@lean_kernel
+def note_admission(state, admissions, request, now, computed, tokens):
+    """One row of the golden cases' admissions."""
+    k = state[I_ADMISSIONS]
+    admissions[k, 0] = request
+    admissions[k, 1] = now
+    admissions[k, 2] = computed
+    admissions[k, 3] = tokens
+    state[I_ADMISSIONS] = k + 1
+
+
+@lean_kernel
 def admit_waiting(
     state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
     prompt_tokens, output_tokens, max_tokens, open_ended, skip, admissions, batch, entries, budget, threshold, now,
@@ -124,19 +191,10 @@ def admit_waiting(
         need = (computed + new + block_size - 1) // block_size - hits
         if need + leaving > state[I_FREE]:
             break
-        if not again:
-            rows[request, REQ_ADMITTED_NS] = now
-            rows[request, REQ_CACHED_TOKENS] = computed
-            rows[request, REQ_DEVICE_TOKENS] = found * block_size
-            rows[request, REQ_LOOKUP_TOKENS] = tokens
-            if caching:
-                rows[request, REQ_KNOWN_TOKENS] = block_size * known_blocks(
-                    where, run_offset, run_start, run_end, request, prompt // block_size
-                )
-            state[I_FIRST_LOOKUP] += tokens
-            state[I_FIRST_CACHED] += computed
-        else:
-            rows[request, REQ_RECOMPUTED_TOKENS] += max(0, queue[pos, Q_BEFORE] - computed)
+        note_lookup(
+            state, where, run_offset, run_start, run_end, queue, rows, pos, request, prompt, tokens, again, found,
+            computed, computed, now,
+        )  # fmt: skip
         rows[request, REQ_STATUS] = STATUS_RUNNING
         if caching and not skip[request] and state[I_COUNT_RETRIES] == 0:
             count_lookup(state, again, tokens, computed)
@@ -151,41 +209,15 @@ def admit_waiting(
                 run, tail, hits + need, hits, full, now,
             )  # fmt: skip
         pop_waiting(state, lists, queue, heap, priority)
-        n = state[I_RUNNING]
-        slot = lists[LIST_FREE, lists.shape[1] - 1 - n]
-        lists[LIST_RUNNING, n] = slot
-        state[I_RUNNING] = n + 1
-        queue[pos, Q_STATE] = IN_SLOT
-        slots[slot, S_POS] = pos
-        slots[slot, S_REQ] = request
-        slots[slot, S_PROMPT] = prompt
-        slots[slot, S_COMPUTED] = computed
-        slots[slot, S_OUTPUTS] = outputs
-        slots[slot, S_PLACE] = 0
-        slots[slot, S_FLIGHT] = 0
-        slots[slot, S_HITS] = hits
-        slots[slot, S_BLOCKS] = hits + need
-        slots[slot, S_TAIL] = tail
-        slots[slot, S_COMMITTED] = max(hits, full) if caching else 0
-        slots[slot, S_RUN] = run
-        slots[slot, S_STOP] = min(output_tokens[request], max_tokens[request])
-        limit = max_tokens[request]
-        if open_ended[request]:  # it stops by itself: vLLM can't know that no further slot is needed
-            limit = max(limit, output_tokens[request] + 1)
-        slots[slot, S_LIMIT] = prompt + limit
-        slots[slot, S_LAST_NS] = queue[pos, Q_LAST_NS]
-        slots[slot, S_AGAIN] = 1 if again else 0
-        slots[slot, S_ENTRY] = entries
+        slot = seat(
+            state, slots, lists, queue, output_tokens, max_tokens, open_ended, pos, request, prompt, outputs, computed,
+            hits, hits + need, tail, max(hits, full) if caching else 0, run, again, entries,
+        )  # fmt: skip
         batch[entries, E_POS] = pos
         batch[entries, E_SLOT] = slot
         batch[entries, E_NEW] = new
         entries += 1
         budget -= new
         if state[I_KEEP_LOG] != 0:
-            k = state[I_ADMISSIONS]
-            admissions[k, 0] = request
-            admissions[k, 1] = now
-            admissions[k, 2] = computed
-            admissions[k, 3] = tokens
-            state[I_ADMISSIONS] = k + 1
+            note_admission(state, admissions, request, now, computed, tokens)
     return entries, budget

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from prefixsim.engines.contract import EngineInputs, Progress
+from prefixsim.engines.tiers.arrays import TierArrays
+from prefixsim.engines.tiers.pool_kernels import find_run
 from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.facts import Settings, resolve
+from prefixsim.engines.vllm.offload import offload_blocks, tier_counters, tier_notes, tier_totals
 from prefixsim.engines.vllm.pool_kernels import lookup, reset_pool
 from prefixsim.engines.vllm.process_kernels import halve_timeline
 from prefixsim.engines.vllm.queue_kernels import enqueue
@@ -41,6 +45,13 @@ def build(options: VllmOptions, inputs: EngineInputs) -> VllmEngine:
             f"engine '{options.name}': {inputs.capacity} KV blocks; vLLM needs 2 at least, one of them its null block"
         )
     settings = resolve(options, inputs.capacity, inputs.gpu_memory_gib, inputs.gpu_architecture, turn_ns)
+    extra = options.kv_connector_extra_config
+    settings = replace(
+        settings,
+        offload_blocks=offload_blocks(options, inputs.host),
+        store_threshold=extra.store_threshold,
+        max_tracker_size=extra.max_tracker_size,
+    )
     return VllmEngine(options.name, options.kind, settings, inputs)
 
 
@@ -101,6 +112,13 @@ class VllmEngine:
         self.timeline = np.zeros((4096, len(TIMELINE_COLUMNS)), dtype=np.int64)
         self.log = np.zeros((4096 if log else 1, st.LOG_COLS), dtype=np.int64)
         self.admissions = np.zeros((n_slots + 4096 if log else 1, 4), dtype=np.int64)
+        self.tier = TierArrays.absent()
+        if s.offload_blocks > 0 and inputs.host is not None:
+            self.tier = TierArrays.of_blocks(
+                inputs.host, s.offload_blocks, s.block_size, n_chains, s.store_threshold, s.max_tracker_size
+            )
+            state[st.I_OFFLOAD] = 1
+        self.holds = np.zeros((16 if state[st.I_OFFLOAD] else 1, st.HOLD_COLS), dtype=np.int64)
         self.open_ended = w.stop if w.max_tokens_assumed else np.zeros(w.n, dtype=np.bool_)
         self.refused: list[tuple[int, int]] = []
         self.n_refused = 0
@@ -115,6 +133,8 @@ class VllmEngine:
             self.queue = _grown(self.queue, max(total, 2 * self.queue.shape[0]))
             if self.settings.priority:
                 self.heap = _grown(self.heap, self.queue.shape[0])
+            if self.state[st.I_OFFLOAD]:
+                self.holds = _grown(self.holds, self.queue.shape[0])
         hash_ns = self.inputs.costs.host.hash_ns_per_token if self.settings.enable_prefix_caching else 0.0
         w, rows = self.inputs.workload, self.inputs.rows
         longest = self.settings.max_model_len - 1
@@ -172,6 +192,11 @@ class VllmEngine:
                 costs.coef,
                 costs.gemm_us,
                 costs.lm_head_us,
+                self.tier.tier,
+                self.tier.host,
+                self.tier.places,
+                self.tier.tracker,
+                self.holds,
                 until_ns,
             )
         )
@@ -210,8 +235,8 @@ class VllmEngine:
     def _waiting(self) -> int:
         s = self.state
         if self.settings.priority:
-            return int(s[st.I_HEAP])
-        return int(s[st.I_STACK] + s[st.I_FOLLOWING] - s[st.I_HEAD])
+            return int(s[st.I_HEAP] + s[st.I_HELD])
+        return int(s[st.I_STACK] + s[st.I_FOLLOWING] - s[st.I_HEAD] + s[st.I_HELD])
 
     def load(self) -> tuple[int, int, int]:
         """(running, waiting, KV tokens in use) at the end of the last `advance`: steps whose output came later than that
@@ -224,14 +249,27 @@ class VllmEngine:
         used = int(s[st.I_SEEN_USED])
         return int(s[st.I_SEEN_RUNNING]), int(s[st.I_SEEN_WAITING]) + coming, used * self.granularity
 
-    def match_tokens(self, request: int) -> int:
-        """Prompt tokens that a lookup of `request` would hit now; changes nothing."""
+    def match_tokens(self, request: int, host: bool = False) -> int:
+        """Prompt tokens that a lookup of `request` would hit now, with `host` those of the host tier too; changes nothing."""
         if not self.settings.enable_prefix_caching:
             return 0
         c = self.inputs.chains
         limit = (int(self.inputs.workload.prompt_tokens[request]) - 1) // self.granularity
         found, _ = lookup(self.blocks, self.where, c.run_offset, c.run_start, c.run_end, request, limit)
+        if host and self.state[st.I_OFFLOAD]:
+            runs = (c.run_offset, c.run_start, c.run_end)
+            more, _ = find_run(self.tier.host, self.tier.places, *runs, request, found, limit)
+            found += more
         return int(found) * self.granularity
+
+    def _tier_totals(self) -> dict[str, int]:
+        return tier_totals(self.tier.tier, self.settings.block_size) if self.state[st.I_OFFLOAD] else {}
+
+    def _tier_counters(self) -> dict[str, float]:
+        return tier_counters(self.tier.tier, self.inputs, self.settings) if self.state[st.I_OFFLOAD] else {}
+
+    def _tier_notes(self) -> tuple[str, ...]:
+        return tier_notes(self.name) if self.state[st.I_OFFLOAD] else ()
 
     def free_queue(self) -> list[int]:
         """Block ids in eviction order. For tests and `replay`."""
@@ -256,9 +294,9 @@ class VllmEngine:
             capacity_tokens=self.capacity_tokens,
             timeline=self.timeline[: s[st.I_TIMELINE]].copy(),
             gaps=join_gaps(self.gaps[: s[st.I_GAPS]]),
-            totals=totals(s, self.settings, self.n_refused),
-            counters=counters(s, self.settings, self.blocks.shape[0] - 1 - int(s[st.I_FREE])),
-            notes=notes(s, self.settings, self.inputs, self.n_refused, self.name),
+            totals=totals(s, self.settings, self.n_refused) | self._tier_totals(),
+            counters=counters(s, self.settings, self.blocks.shape[0] - 1 - int(s[st.I_FREE])) | self._tier_counters(),
+            notes=(*notes(s, self.settings, self.inputs, self.n_refused, self.name), *self._tier_notes()),
             timeline_stride=int(s[st.I_STRIDE]),
             **extra,
         )

@@ -37,6 +37,7 @@ class Settings:
 
     max_model_len: prompt and outputs of one request; also no more than the pool holds (vLLM does not start otherwise).
     turn_ns: time of one turn of the engine's loop that does not wait for the GPU (1 with `clock: steps`).
+    offload_blocks: blocks of the host tier, 0: none.
     """
 
     block_size: int
@@ -54,6 +55,9 @@ class Settings:
     split_free_queue: bool = True
     stats_count_retries: bool = False
     turn_ns: int = 0
+    offload_blocks: int = 0
+    store_threshold: int = 0
+    max_tracker_size: int = 64_000
 
 
 def version_of(kind: str) -> str:

@@ -6,7 +6,15 @@
 
 from __future__ import annotations
 
+from prefixsim.engines.tiers.layout import T_ENDED
 from prefixsim.engines.vllm.admit_kernels import admit_waiting
+from prefixsim.engines.vllm.offload_kernels import (
+    admit_offloaded,
+    next_transfer,
+    note_ended,
+    offer_blocks,
+    settle_transfers,
+)
 from prefixsim.engines.vllm.process_kernels import process, roll_window, write_timeline
 from prefixsim.engines.vllm.queue_kernels import push_waiting, waiting_count
 from prefixsim.engines.vllm.schedule_kernels import close_batch, schedule_running
@@ -20,9 +28,11 @@ from prefixsim.engines.vllm.state import (
     I_FOLLOWING,
     I_FREE,
     I_GAPS,
+    I_HELD,
     I_KEEP_LOG,
     I_LOG,
     I_NOW,
+    I_OFFLOAD,
     I_OLDEST,
     I_PRIORITY,
     I_RUNNING,
@@ -46,6 +56,7 @@ from prefixsim.engines.vllm.state import (
     STOP_UNTIL,
 )
 from prefixsim.jit import lean_kernel
+from prefixsim.records import NEVER
 
 
 @lean_kernel
@@ -60,16 +71,23 @@ def _golden_loop_ends(state):
 def run_engine(
     state, blocks, where, commits, slots, lists, queue, heap, batches, heads, window,
     run_offset, run_start, run_end, prompt_tokens, output_tokens, max_tokens, open_ended, priority, skip, awaited,
-    rows, done, gaps, timeline, log, admissions, coef, gemm_us, lm_head_us, until,
+    rows, done, gaps, timeline, log, admissions, coef, gemm_us, lm_head_us, tier, host, places, tracker, holds, until,
 ):  # fmt: skip
     """Schedules and processes steps while the next schedule instant is < until. Returns STOP_*."""
     state[I_DONE] = 0
     by_priority = state[I_PRIORITY] != 0
+    offload = state[I_OFFLOAD] != 0
     room = slots.shape[0] + 2
     while True:
         following, submitted = state[I_FOLLOWING], state[I_SUBMITTED]
-        idle = state[I_FLIGHT] == 0 and state[I_RUNNING] == 0 and waiting_count(state) == 0
+        waiting = waiting_count(state) + state[I_HELD]
+        idle = state[I_FLIGHT] == 0 and state[I_RUNNING] == 0 and waiting == 0
         if idle or state[I_STUCK] != 0:
+            if offload and tier[T_ENDED] > 0:
+                offer_blocks(
+                    state, run_offset, run_start, run_end, slots, queue, prompt_tokens, batches[0], 0, state[I_NOW],
+                    tier, host, places, tracker, holds,
+                )  # fmt: skip
             if following == submitted:
                 return STOP_IDLE if idle else STOP_STUCK
             state[I_NOW] = max(state[I_NOW], queue[following, Q_READY_NS])
@@ -89,14 +107,22 @@ def run_engine(
             following += 1
         state[I_FOLLOWING] = following
 
-        threshold = state[I_THRESHOLD] if state[I_RUNNING] + waiting_count(state) > 1 else 0
+        if offload:
+            settle_transfers(tier, host, places, run_offset, run_start, run_end, queue, holds, now)
+        threshold = state[I_THRESHOLD] if state[I_RUNNING] + waiting_count(state) + state[I_HELD] > 1 else 0
         young = (state[I_OLDEST] + state[I_FLIGHT]) % 2
         batch, head = batches[young], heads[young]
         entries, budget, preempted = schedule_running(
             state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
             batch, state[I_BUDGET], threshold, now,
         )  # fmt: skip
-        if preempted == 0:
+        if preempted == 0 and offload:
+            entries, budget = admit_offloaded(
+                state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority,
+                rows, prompt_tokens, output_tokens, max_tokens, open_ended, skip, admissions, batch, entries, budget,
+                threshold, now, tier, host, places, holds,
+            )  # fmt: skip
+        elif preempted == 0:
             entries, budget = admit_waiting(
                 state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority,
                 rows, prompt_tokens, output_tokens, max_tokens, open_ended, skip, admissions, batch, entries, budget,
@@ -104,10 +130,15 @@ def run_engine(
             )  # fmt: skip
         used = blocks.shape[0] - 1 - state[I_FREE]
         state[I_SEEN_RUNNING] = state[I_RUNNING]
-        state[I_SEEN_WAITING] = waiting_count(state)
+        state[I_SEEN_WAITING] = waiting_count(state) + state[I_HELD]
         state[I_SEEN_USED] = used
         state[I_USED_PEAK] = max(state[I_USED_PEAK], used)
         tokens = close_batch(state, slots, rows, batch, head, entries, now, coef, gemm_us, lm_head_us)
+        if offload:
+            offer_blocks(
+                state, run_offset, run_start, run_end, slots, queue, prompt_tokens, batch, entries, now, tier, host,
+                places, tracker, holds,
+            )  # fmt: skip
         if state[I_KEEP_LOG] != 0 and (tokens > 0 or preempted > 0):
             k = state[I_LOG]
             log[k, 0] = now
@@ -128,6 +159,8 @@ def run_engine(
                 state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority,
                 rows, output_tokens, max_tokens, awaited, done, gaps, batches[oldest], heads[oldest],
             )  # fmt: skip
+            if offload:
+                note_ended(tier, slots, queue, batches[oldest], heads[oldest], holds)
             roll_window(state, window)
             write_timeline(state, timeline, heads[oldest])
             state[I_OLDEST] = 1 - oldest
@@ -140,4 +173,10 @@ def run_engine(
         elif preempted > 0 and not _golden_loop_ends(state):
             state[I_NOW] = now + state[I_TURN_NS]
         else:
-            state[I_STUCK] = 1
+            following_ns = next_transfer(state, tier, host, queue, holds) if offload else NEVER
+            if following_ns == NEVER:
+                state[I_STUCK] = 1
+            else:
+                state[I_NOW] = max(now, following_ns)
+                if state[I_SINGLE_STEP] != 0:
+                    return STOP_STEP

@@ -134,12 +134,35 @@ LIST_RUNNING, LIST_FREE, LIST_PREEMPTED = range(3)
     I_LOG,
     I_ADMISSIONS,
     I_HOST_NS,  # when the thread that hashes prompts is free
+    I_OFFLOAD,  # 1: there is a host tier
+    I_HELD,  # requests waiting outside the queue: their KV is being loaded, or they wait for a transfer (host tier)
     I_COLS,
-) = range(63)
+) = range(65)
 
 WINDOW_REQUESTS = 1000
 WINDOW_ROWS = 1024
 """vLLM's log line looks at the newest updates of about 1,000 requests; each update has at least one."""
+
+(
+    HOLD_STORED,  # leading blocks offered to the host tier
+    HOLD_RANK,  # number of its first use there, 0 none
+    HOLD_FROM,  # blocks it used there
+    HOLD_TO,
+    HOLD_BUSY_NS,  # when its last store is done
+    HOLD_STATE,  # HELD_*
+    HOLD_HITS,  # while its KV is loaded: leading blocks from the cache,
+    HOLD_LOADED,  # blocks behind them that are loaded,
+    HOLD_TAIL,  # the last one,
+    HOLD_RUN,
+    HOLD_READY_NS,  # when the load is done
+    HOLD_OUTPUTS,  # at its end
+    HOLD_PARKED,  # three lists of queue positions, which share the array
+    HOLD_SKIPPED,
+    HOLD_ENDED,
+    HOLD_COLS,
+) = range(16)
+"""With a host tier, holds int64 (Q, HOLD_COLS): what it keeps of each request, by position in the queue."""
+HELD_NOT, HELD_LOADING, HELD_LOADED, HELD_ENDED = range(4)
 
 LOG_COLS = 6
 """Golden `steps` rows: instant, scheduled tokens, preempted, running, waiting, free blocks."""
