@@ -93,7 +93,14 @@ def run_scenario(
 
     folder = out or Path("runs") / f"{scenario.name}-{run_id[:12]}"
     tell(f"{scenario.name}: writing {folder}")
-    write_run(folder, run, resolved_yaml(scenario))
+    files = {}
+    if scenario.output.report:
+        from prefixsim.analysis.run_files import run_files
+
+        rule = rule_of(chosen[0])
+        sizes = [granularity_of(o) for o in chosen]
+        files = run_files(run.workload, sizes, rule, trie=prepared.trie(rule), segments=prepared.segments(rule))
+    write_run(folder, run, resolved_yaml(scenario), files)
     return Run(scenario, run_id, summary, run.records, run.ledgers, run.workload, folder)
 
 

@@ -14,6 +14,7 @@ The kind of a piece is told by evidence alone: how many distinct ones there are,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,23 @@ class Divergence:
         if self.kind == "reordered":
             return f"{head}; {what}; in one order {self.lost_tokens:,} more tokens would be shared"
         return f"{head} over a piece of {size} tokens; {what}; {behind}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "depth_tokens": self.depth,
+            "requests": self.requests,
+            "differing": self.differing,
+            "branches": self.branches,
+            "kind": self.kind,
+            "kind_meaning": KINDS[self.kind],
+            "piece_tokens": dict(zip(("least", "median", "most"), self.piece_tokens, strict=True)),
+            "lost_tokens": self.lost_tokens,
+            "groups": [{"name": n or None, "requests": r, "lost_tokens": lost} for n, r, lost in self.groups[:20]],
+            "examples": [list(e) for e in self.examples],
+            "sampled_from": self.sampled_from or None,
+            "sentence": self.sentence(),
+        }
 
 
 KINDS = {

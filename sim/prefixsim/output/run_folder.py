@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,14 @@ TIMELINE_ROWS = 5_000
 GAP_ROWS = 20_000
 
 
-def write_run(folder: Path, run: Run, scenario_yaml: str) -> None:
-    """Writes everything under a temporary name, then renames. Raises OutputError."""
+def write_run(folder: Path, run: Run, scenario_yaml: str, files: Mapping[str, str] | None = None) -> None:
+    """Writes everything under a temporary name, then renames; `files` are more texts by name. Raises OutputError."""
     options = run.scenario.output
     with atomic_folder(folder) as place:
         (place / "scenario.resolved.yaml").write_text(scenario_yaml, encoding="utf-8")
         (place / "summary.json").write_text(summary_text(run.summary), encoding="utf-8")
+        for name, text in (files or {}).items():
+            (place / name).write_text(text, encoding="utf-8")
         if options.requests != "none":
             parts = [
                 request_columns(run.workload, record, ledger)

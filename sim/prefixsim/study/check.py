@@ -45,7 +45,6 @@ def run_job(job: Job) -> Done:
     from prefixsim.analysis.divergence import divergence_points
     from prefixsim.pipeline import run_scenario
     from prefixsim.prepare import Library, rule_of
-    from prefixsim.study.explain import divergence_entry
 
     started = time.perf_counter()
     scenario = load_scenario(job.file, {**job.overrides, "seed": job.seed})
@@ -55,7 +54,7 @@ def run_job(job: Job) -> Done:
     if job.points and run.workload.source.content_known:
         rule = rule_of(scenario.engines[0])
         found = divergence_points(run.workload, rule=rule, trie=library.get(scenario).trie(rule))
-        points = [divergence_entry(p) for p in found]
+        points = [p.as_dict() for p in found]
     return Done(run.summary, points, time.perf_counter() - started)
 
 

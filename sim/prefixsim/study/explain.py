@@ -13,7 +13,7 @@ from prefixsim.analysis.ceilings import DEFAULT_GRANULARITIES, Ceilings, ceiling
 from prefixsim.analysis.certainties import certainties
 from prefixsim.analysis.curve_report import SHARES, reached
 from prefixsim.analysis.curves import Curve, curves
-from prefixsim.analysis.divergence import KINDS, Divergence, divergence_points
+from prefixsim.analysis.divergence import Divergence, divergence_points
 from prefixsim.analysis.inputs import Input
 from prefixsim.analysis.ledger import LEDGER_PARTS, admitted, ledger_by, ledger_totals
 from prefixsim.analysis.memory import cache_memory
@@ -101,7 +101,7 @@ def explain(
         result["engines"] = {record.engine: _engine_entry(run, i, prepared) for i, record in enumerate(run.records)}
     tell(f"{loaded.name}: divergence points")
     points = divergence_points(w, top=top, reuse_outputs=reuse_outputs, rule=rule, trie=trie)
-    result["divergence"] = [divergence_entry(p) for p in points]
+    result["divergence"] = [p.as_dict() for p in points]
     tell(f"{loaded.name}: advice, each tried in a run of its own")
     advice = prompt_advice(
         w,
@@ -362,19 +362,7 @@ def _enough(w: Workload, record: RunRecord, segments: Segments, rule: Any, granu
 
 def divergence_entry(point: Divergence) -> dict[str, Any]:
     """JSON form of a divergence point."""
-    return {
-        "depth_tokens": point.depth,
-        "requests": point.requests,
-        "differing": point.differing,
-        "branches": point.branches,
-        "kind": point.kind,
-        "kind_meaning": KINDS[point.kind],
-        "piece_tokens": dict(zip(("least", "median", "most"), point.piece_tokens, strict=True)),
-        "lost_tokens": point.lost_tokens,
-        "groups": [{"name": n or None, "requests": r, "lost_tokens": lost} for n, r, lost in point.groups[:20]],
-        "examples": [list(e) for e in point.examples],
-        "sentence": point.sentence(),
-    }
+    return point.as_dict()
 
 
 def _advice_entry(advice: Advice) -> dict[str, Any]:
