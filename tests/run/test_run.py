@@ -39,7 +39,10 @@ engines:
   - {name: tree, kind: sglang@0.5.23, page_size: 1, max_total_tokens: 12000}
 seed: 1
 """
-FILES = {"scenario.resolved.yaml", "summary.json", "requests.csv", "timeline.csv", "gaps.csv", "report.html"}
+FILES = {
+    "scenario.resolved.yaml", "summary.json", "requests.csv", "timeline.csv", "gaps.csv", "report.html", "curves.json",
+    "divergence.json",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -396,3 +399,29 @@ def test_the_mooncake_trace_at_its_own_pace_is_overload(shared, tmp_path):
         assert over["engines"][name]["saturated"] is True
         assert over["engines"][name]["queue"]["growth_per_s"] > 1
     assert os.listdir(tmp_path / "m" / "mooncake-overload")
+
+
+def test_replicas_of_different_hardware_and_a_router(scenario, tmp_path):
+    groups = "[{count: 1}, {count: 2, hardware: {gpu: a100-sxm-80g, model: llama-3.1-8b}}]"
+    done = prefixsim("run", scenario, "--out", tmp_path / "r", "--set", f"replicas={groups}", "--set", "router=cache_aware",
+                     "--set", "output.report=false", "--json", "--quiet")  # fmt: skip
+    s = json.loads(done.out)
+    assert [(k["gpu"], k["replicas"]) for k in s["hardware"]["kinds"]] == [("h100-sxm-80g", 1), ("a100-sxm-80g", 2)]
+    assert (s["replicas"], s["router"]) == (3, "cache_aware")
+    for e in s["engines"].values():
+        assert sum(r["requests"] for r in e["replicas"]) == 300
+        assert sum(r["cached_tokens"] for r in e["replicas"]) == e["cached_tokens"]
+        assert any("cache_aware" in note for note in e["notes"])
+        assert sum(e["ledger"].values()) == e["prompt_tokens"]
+
+
+def test_a_clock_that_counts_steps_needs_no_hardware(tmp_path):
+    rows = [{"id": f"r{i}", "step": 3 * i, "tokens": [1, 2, 3, 4, 5, i], "output_tokens": [7, 8]} for i in range(6)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    text = TRACE.replace("hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b}", "clock: steps") % "native"
+    (tmp_path / "s.yaml").write_text(text.replace("kind: vllm,", "kind: vllm, block_size: 2,"))
+    done = prefixsim("run", tmp_path / "s.yaml", "--out", tmp_path / "o", "--json", "--quiet")
+    s = json.loads(done.out)
+    assert s["hardware"] is None
+    assert {n: e["cached_tokens"] for n, e in s["engines"].items()} == {"hash": 5 * 4, "tree": 5 * 5}
+    assert [float(r["released_s"]) for r in table(tmp_path / "o" / "requests.csv")[:6]] == [3e-9 * i for i in range(6)]
