@@ -7,6 +7,7 @@ its per-node costs are those of a Python tree. Node memory is read off the same 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pickle
@@ -36,14 +37,15 @@ def calibrate_host(out: Path, name: str, budget_s: float, json_: bool, make_tree
     deadline = time.monotonic() + budget_s
     rows: list[tuple[str, float, float, float, str]] = []
     for block in (16, 64, 128):
-        found = _quantiles(lambda block=block: hash_blocks(block), PROMPT, deadline)  # type: ignore[misc]
+        found = _quantiles(functools.partial(hash_blocks, block), PROMPT, deadline)
         rows.append(
             (f"hash_ns_per_token_block{block}", *found, f"SHA-256 over {block}-token blocks, chained, {PROMPT} tokens")
         )
     for key, nanoseconds, what in tree_costs(make_tree, deadline):
         low, mid, high = np.quantile(nanoseconds, [0.1, 0.5, 0.9])
         rows.append((key, float(mid), float(low), float(high), what))
-    rows.append(("tree_node_bytes", *(3 * [node_bytes(make_tree)]), "plain-Python tree, memory traced"))
+    size = node_bytes(make_tree)
+    rows.append(("tree_node_bytes", size, size, size, "plain-Python tree, memory traced"))
     numbers = {key: number(mid, "measured", f"this CPU: {what}", today) for key, mid, _, _, what in rows}
     profile = pr.HostProfile(
         name=name,
