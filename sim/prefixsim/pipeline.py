@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from prefixsim import __version__
 from prefixsim.engines.contract import Engine, EngineInputs
+from prefixsim.engines.tiers.arrays import host_tier
 from prefixsim.errors import DoesNotFitError
 from prefixsim.hardware.load import Hardware, load_hardware
 from prefixsim.hardware.steptime import StepCosts
@@ -28,6 +30,7 @@ from prefixsim.scenario.models import SCHEMA_VERSION, Scenario, family
 from prefixsim.workload.table import Workload
 
 Say = Callable[[str], None]
+Share = Callable[..., None]
 PRESENT_MAX_PER_REPLICA = 64
 
 
@@ -53,11 +56,13 @@ def run_scenario(
     out: Path | None = None,
     write: bool = False,
     say: Say | None = None,
+    share: Share | None = None,
 ) -> Run:
     """Runs a scenario's engines, one after another, over its whole workload.
 
     engines: names of those to run (default: all). library: shares read and interned workloads between runs. write: write
-    the run folder, to `out` or runs/<name>-<run id>. say: told what is going on. Raises PrefixsimError.
+    the run folder, to `out` or runs/<name>-<run id>. say: told what is going on; share: how many
+    of how many requests have arrived. Raises PrefixsimError.
     """
     from prefixsim.jit import compile_seconds
 
@@ -80,7 +85,9 @@ def run_scenario(
         for engine in chosen:
             tell(f"{scenario.name}: simulating {engine.name} ({prepared.workload.n:,} requests)")
             with clock.phase("run"):
-                records.append(simulate(scenario, engine, prepared, hardware))
+                n = prepared.workload.n
+                report = None if share is None else partial(share, total=n)
+                records.append(simulate(scenario, engine, prepared, hardware, report))
         tell(f"{scenario.name}: analysis")
         with clock.phase("analysis"):
             summary, ledgers = summarise(scenario, chosen, records, prepared, hardware, run_id)
@@ -140,6 +147,7 @@ def simulate(
             seed=scenario.seed,
             keep_commits=n_replicas > 1,
             single_step=scenario.granularity == "step",
+            host=None if steps or hw is None else host_tier(hw),
         )
         replicas.append(build(options, inputs))
     _check_sizes(scenario, options, w, min(r.capacity_tokens for r in replicas))

@@ -51,12 +51,15 @@ def run(
                 folder = None
                 if out is not None:
                     folder = out if i == 0 and not several else out / scenario.name
-                done = run_scenario(scenario, engines=engine, library=library, out=folder, write=True, say=say)
+                done = run_scenario(
+                    scenario, engines=engine, library=library, out=folder, write=True, say=say, share=say.share
+                )
                 if i == 0:
                     printed.append(dict(done.summary))
                 else:
                     printed[-1].setdefault("also", {})[scenario.name] = done.summary
                 if not json_:
+                    say.clear()
                     _show(done, quiet)
     if json_:
         from prefixsim.output.run_folder import summary_text

@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+
+REDRAW_S, ESTIMATE_AFTER_S = 0.2, 2.0
+
+
+class Teller:
+    """Call it with what is being done. On a terminal one line is rewritten and goes away at the end, with the share done and
+    the time left where `share` is told; else each message is a line. Says once when kernels have to be compiled first."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet, self.err = quiet, sys.stderr
+        self.live = self.err.isatty() and os.environ.get("TERM") != "dumb"
+        self.text, self.since, self.drawn, self.first = "", time.monotonic(), 0.0, False
+        if not quiet:
+            from prefixsim.jit import kernels_are_cached
+
+            self.first = not kernels_are_cached()
+
+    def __call__(self, text: str) -> None:
+        """Something new is being done."""
+        if self.quiet:
+            return
+        if self.first:
+            print("compiling kernels (first run only, about half a minute) ...", file=self.err, flush=True)
+            self.first = False
+        self.text, self.since = text, time.monotonic()
+        if self.live:
+            self._draw("")
+        else:
+            print(text, file=self.err, flush=True)
+
+    def share(self, done: int, total: int) -> None:
+        """`done` of `total` is done; cheap enough to be called often."""
+        now = time.monotonic()
+        if not self.live or self.quiet or now - self.drawn < REDRAW_S:
+            return
+        spent = now - self.since
+        left = f", about {spent * (total - done) / done:.0f} s left" if done and spent > ESTIMATE_AFTER_S else ""
+        self._draw(f" {100 * done / max(total, 1):.0f} %{left}")
+
+    def clear(self) -> None:
+        """Takes the line away, so that results can be printed."""
+        if self.live and not self.quiet:
+            print("\r\x1b[2K", end="", file=self.err, flush=True)
+
+    def _draw(self, tail: str) -> None:
+        self.drawn = time.monotonic()
+        print(f"\r\x1b[2K{self.text} ...{tail}", end="", file=self.err, flush=True)
 
 
 @contextlib.contextmanager
-def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done: on a terminal one line that is overwritten and goes away, else a line
-    for each message. Says once when kernels have to be compiled first."""
-    if quiet:
-        yield lambda _: None
-        return
-    from prefixsim.jit import kernels_are_cached
-
-    err, started = sys.stderr, time.monotonic()
-    first = not kernels_are_cached()
-    live = err.isatty()
-
-    def say(text: str) -> None:
-        nonlocal first
-        if first:
-            print("compiling kernels (first run only, about half a minute) ...", file=err, flush=True)
-            first = False
-        if live:
-            print(f"\r\x1b[2K{text} ... {time.monotonic() - started:.0f} s", end="", file=err, flush=True)
-        else:
-            print(text, file=err, flush=True)
-
+def progress(*, quiet: bool = False) -> Iterator[Teller]:
+    """Gives a `Teller`, and clears its line at the end."""
+    teller = Teller(quiet=quiet)
     try:
-        yield say
+        yield teller
     finally:
-        if live:
-            print("\r\x1b[2K", end="", file=err, flush=True)
+        teller.clear()

@@ -74,6 +74,7 @@ class Fleet:
         self.alarms: list[simpy.Event | None] = [None] * len(self.engines)
         self.caught_up_ns = [-1] * len(self.engines)
         self.released = 0
+        self.passed = 0  # requests whose arrival uncoupled replicas have passed, for progress
         self.looks = Pending(first, np.maximum(arrival_ns[first] - router.lag_ns, 0)) if router.lag_ns else None
         self.bell: simpy.Event | None = None
         self.bell_ns = NEVER
@@ -140,8 +141,8 @@ class Fleet:
         while self.env.peek() != float("inf"):
             self.env.step()
             events += 1
-            if self.report is not None and events % 256 == 0:
-                self.report(self.released)
+            if self.report is not None and (events % 256 == 0 or self.passed):
+                self.report(self.passed or self.released)
         return FleetResult(events, len(self.rows) - self.released)
 
     def _route_all(self) -> None:
@@ -166,6 +167,7 @@ class Fleet:
                 if progress.next_ns >= until or progress.next_ns == NEVER:
                     break
                 yield self.env.timeout(max(progress.next_ns - self.now_ns, 0))
+            self.passed += CHUNK // len(self.engines)
             if progress.next_ns == NEVER and until == NEVER:
                 yield self.env.timeout(max(progress.clock_ns - self.now_ns, 0))
             elif until > self.now_ns:
