@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from prefixsim.errors import ScenarioError
 from prefixsim.paths import data_dir
 from prefixsim.prepare import Library
 from prefixsim.scenario.load import load_scenario
@@ -20,6 +21,7 @@ from prefixsim.study.load import load_study
 from prefixsim.study.plan import run_plan
 from prefixsim.study.store import PointStore
 from prefixsim.study.sweep import run_sweep
+from prefixsim.study.tables import headings
 
 FOLDER = data_dir("scenarios")
 SCENARIOS = sorted(p.stem for p in FOLDER.glob("*.yaml"))
@@ -137,6 +139,34 @@ def test_a_sweep_template_runs(tmp_path):
     lost = uneven["sglang"]["cached_tokens"] - uneven["vllm-16"]["cached_tokens"]
     assert lost == 59 * (120 % 16)
     assert uneven["vllm-64"]["cached_tokens"] < served["vllm-64"]
+
+
+def test_a_column_that_no_point_has_is_named_with_its_line(tmp_path):
+    axes = [{"key": "engines.vllm.block_size", "values": [16]}]
+    small = {"workload.requests": 40}
+    path = reduced("block_size", tmp_path, set=small, axes=axes, repeats=1, columns=["vllm.hit_rate", "vllm.hitrate"])
+    with pytest.raises(
+        ScenarioError, match=r"columns\[1\]: unknown metric 'vllm.hitrate' \(did you mean 'vllm.hit_rate'"
+    ):
+        run_sweep(load_study(path, StudySpec), SerialExecutor(), tmp_path / "out")
+    path = reduced("block_size", tmp_path, set=small, axes=axes, repeats=1)
+    again = run_sweep(load_study(path, StudySpec), SerialExecutor(), tmp_path / "out")
+    assert again.reused == 1, "what had been run before the error is kept"
+
+
+def test_headings_tell_keys_apart_and_may_break_at_spaces():
+    keys = [
+        "workload.templates.t.segments[0].tokens",
+        "workload.templates.t.segments[1].tokens",
+        "workload.output_tokens",
+    ]
+    assert headings([*keys, "vllm.hit_rate"], 3) == [
+        "segments[0] tokens",
+        "segments[1] tokens",
+        "output tokens",
+        "vllm hit rate",
+    ]
+    assert headings(["a.x", "b.x", "x"], 3) == ["a x", "b x", "x"]
 
 
 def test_a_plan_template_runs(tmp_path):

@@ -39,7 +39,7 @@ def sweep(
     from prefixsim.study.load import load_study
     from prefixsim.study.store import canonical
     from prefixsim.study.sweep import run_sweep
-    from prefixsim.study.tables import points_table, write_tables
+    from prefixsim.study.tables import headings, points_table, write_tables
 
     loaded = load_study(study, StudySpec)
     folder = out or Path("runs") / f"study-{loaded.spec.name}"
@@ -57,7 +57,7 @@ def sweep(
         from prefixsim.report.terminal import print_table
 
         header, body = points_table(result)
-        print_table(header, body, left=len(result.keys))
+        print_table(headings(header, len(result.keys)), body, left=len(result.keys))
         typer.echo(
             f"points: {len(result.rows)} ({result.reused} from an earlier run, {len(result.failed)} failed); "
             f"workloads read: {result.workloads}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefixsim.errors import PrefixsimError
+from prefixsim.errors import PrefixsimError, ScenarioError
 from prefixsim.scenario.study import StudySpec
 from prefixsim.study import grid
 from prefixsim.study.executors import Executor
@@ -102,7 +102,27 @@ def run_sweep(
             done += 1
         if progress:
             progress(done, total)
+    _check_columns(study, [row.summary for row in rows if row.summary is not None])
     return SweepResult(study, rows, reused, workloads, list(rows[0].axes))
+
+
+def _check_columns(study: Study[StudySpec], summaries: list[dict[str, Any]]) -> None:
+    """Refuses metrics to show that no point has, with the nearest name. Finished points are on disk by then."""
+    from prefixsim.scenario import strict_yaml
+    from prefixsim.study.check import unknown
+
+    spec = study.spec
+    named: list[tuple[tuple[str | int, ...], str | None]] = [
+        (("columns", i), name) for i, name in enumerate(spec.columns)
+    ]
+    named += [(("cost",), spec.cost), (("latency",), spec.latency)]
+    problems = []
+    for path, name in named:
+        if name is not None and summaries and all(unknown(s, name) for s in summaries):
+            message = f"{unknown(summaries[0], name)}; finished points are kept, nothing is run again"
+            problems.append(strict_yaml.read(study.file).problem(path, message))
+    if problems:
+        raise ScenarioError(problems)
 
 
 def _read_workloads(jobs: list[Job]) -> int:

@@ -85,6 +85,22 @@ def points_table(result: SweepResult) -> tuple[list[str], list[list[str]]]:
     return header, body
 
 
+def headings(header: list[str], keys: int) -> list[str]:
+    """The header for narrow columns: with spaces where a line may break. Of the first `keys` names, which are keys of the
+    scenario, as much of the end as tells them apart."""
+    out = []
+    for i, name in enumerate(header):
+        parts = name.split(".")
+        if i < keys:
+            others = [other.split(".") for other in header[:keys] if other != name]
+            keep = next(
+                k for k in range(1, len(parts) + 1) if k == len(parts) or all(o[-k:] != parts[-k:] for o in others)
+            )
+            parts = parts[-keep:]
+        out.append(" ".join(parts).replace("_", " "))
+    return out
+
+
 def _interval(values: list[float]) -> str:
     mean, half = mean_interval(values)
     return f"{mean:.4g}" + (f" ± {half:.2g}" if len(values) > 1 else "")
