@@ -29,7 +29,7 @@ unit: $(VENV)/dev ## the default test lane (conformance included), 2 workers
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 conformance: $(VENV)/dev ## golden results of the real engines
-	$(BIN)/python -m pytest -n 2 tests/vllm/test_conformance.py tests/vllm/test_groups.py tests/sglang/test_conformance.py
+	$(BIN)/python -m pytest -n 2 tests/vllm/test_vllm_conformance.py tests/vllm/test_groups.py tests/sglang
 
 nojit: $(VENV)/dev ## kernels as plain Python: bounds-checked, coverage counts
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" tests/vllm tests/sglang tests/workload tests/analysis
