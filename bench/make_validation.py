@@ -76,7 +76,7 @@ def steps() -> list[str]:
 
 
 def sections() -> list[str]:
-    out = [KERNELS, row("GPU", *SECTIONS), row(*["---"] * (len(SECTIONS) + 1))]
+    out = [KERNELS, "", row("GPU", *SECTIONS), row(*["---"] * (len(SECTIONS) + 1))]
     for name in shipped("gpus"):
         listed = dict(numbers(load_gpu(name)))
         cells = []
@@ -93,7 +93,7 @@ def sections() -> list[str]:
 
 
 def capacity() -> list[str]:
-    out = [CAPACITY, row("server", "logged GiB", "from its components", "from defaults"), row(*["---"] * 4)]
+    out = [CAPACITY, "", row("server", "logged GiB", "from its components", "from defaults"), row(*["---"] * 4)]
     with (TABLES / "kv_capacity.csv").open(newline="") as f:
         for r in csv.DictReader(f):
             name, more = MODELS[r["model"]]
@@ -137,7 +137,7 @@ def end_to_end() -> list[str]:
     simulator = Simulator()
     found = {p: simulator.run(p) for p in points}
     head = row("points", "n", "TPOT MAPE / p90 %", "TTFT MAPE / p90 %", "not fitted: n", "TPOT MAPE %", "TTFT MAPE %")
-    out = [E2E, head, row(*["---"] * 7)]
+    out = [E2E, "", head, row(*["---"] * 7)]
     for group, model in sorted({(p.group, p.model) for p in points}):
         mine = [p for p in points if (p.group, p.model) == (group, model)]
         rest = [p for p in mine if not p.in_fit]
@@ -166,7 +166,8 @@ CAPACITY = """
 ## KV cache size
 
 Against what servers logged. The RTX 4090's memory outside PyTorch was solved from its own row: that error is in-sample, as
-are vLLM 0.11's two constants. SGLang's row has no components; 64 experts' layout and its own buffers are not modelled."""
+are vLLM 0.11's two constants. SGLang's row has no components; what SGLang keeps beside the weights is
+not modelled. The activation estimate of vLLM >= 0.17 was fitted to these same servers."""
 E2E = """
 ## End to end
 
@@ -180,8 +181,8 @@ TAIL = """
 - **Past-KV prefill on data-centre GPUs**: no public table. The formula's past-KV term is validated on RTX 4090 and RTX PRO
   6000 only. It is the first thing `prefixsim calibrate` should measure on a card of yours.
 - **MoE and MLA**: modelled from shapes with the dense GEMMs' efficiencies; no grouped-GEMM or MLA table is fitted.
-- **h200_sxm/vllm, llama-3.1-8b** (21 points, vLLM 0.12): at their stated rates the GPUs would run at 50 to 90 % of the
-  dense FP8 peak with decoding on top, and decode gaps look as if no prefill ran beside them. A warm prefix cache or
+- **h200_sxm/vllm, llama-3.1-8b** (21 points, vLLM 0.12): at the stated rates of six of them the GPUs would run at 50 to
+  90 % of the dense FP8 peak, with decoding on top, and decode gaps of all look as if no prefill ran beside them. A warm prefix cache or
   separate prefill workers would explain them; without either the simulation is far slower than these rows.
 - **h200_sxm/sglang**: TTFT of 1 to 8 s grows with the output length, as if part of the users always waited; no setting
   that the points name explains it, and it is not imitated. TTFT is far too low there.

@@ -209,7 +209,7 @@ def model_from_config(path: Path) -> ModelProfile:
         name=name,
         title=f"{name} ({kind})",
         source=f"{path.name} (Hugging Face), model_type {kind}",
-        date="1970-01",
+        date="unknown",
         layers=layers,
         hidden_size=hidden,
         intermediate_size=need("intermediate_size", "n_inner", "moe_intermediate_size"),
