@@ -143,7 +143,8 @@ def room_for_step(scalars, nodes, slots, lists, timeline, gaps, commits):
     waiting = scalars[S_WAIT_TAIL] - scalars[S_WAIT_HEAD]
     busy = scalars[S_RUNNING] + scalars[S_LAST] + scalars[S_PENDING] + 2
     looked_up = waiting if scalars[S_SCHEDULE] >= FIRST_AWARE else min(waiting, WAITING_MATCH_MAX)
-    if nodes.shape[0] - 1 - scalars[S_NODES] < 4 * busy + 2 * looked_up + waiting + 64:
+    tried = min(waiting, scalars[S_MAX_RUNNING] + 1)
+    if nodes.shape[0] - 1 - scalars[S_NODES] < 4 * (busy + tried) + 2 * looked_up + 64:
         return GROW_NODES
     if scalars[S_WAIT_TAIL] + busy + 2 >= lists.shape[1] and scalars[S_WAIT_HEAD] > 0:
         head = scalars[S_WAIT_HEAD]
@@ -155,7 +156,7 @@ def room_for_step(scalars, nodes, slots, lists, timeline, gaps, commits):
         return GROW_SLOTS
     if scalars[S_TIMELINE] >= timeline.shape[0]:
         return GROW_TIMELINE
-    if scalars[S_GAPS] + busy + waiting + 2 >= gaps.shape[0]:
+    if scalars[S_GAPS] + busy + tried + 2 >= gaps.shape[0]:
         return GROW_GAPS
     if scalars[S_KEEP_COMMITS] == 1 and commits.shape[0] - scalars[S_COMMITS] < (busy + 2) * scalars[S_MAX_RUNS]:
         return GROW_COMMITS
