@@ -26,6 +26,17 @@ class MemoryOverrides(Strict):
     """CUDA graph estimate; vLLM subtracts it since 0.21."""
 
 
+class HostLinkOverrides(Strict):
+    """The link between one GPU and host memory, for host tiers; what is left out is from the GPU's profile or assumed."""
+
+    bandwidth_gb_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """In each direction; default: 82 % of the profile's."""
+    per_block_us: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """What a block or page costs beside its bytes."""
+    latency_us: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """What a transfer costs beside its blocks."""
+
+
 class HardwareSpec(Strict):
     """The hardware of one replica. Names are looked up as a path, then in ./hw_profiles, then among the shipped profiles."""
 
@@ -41,5 +52,6 @@ class HardwareSpec(Strict):
     memory: MemoryOverrides = MemoryOverrides()
     host: str = "reference"
     """Host profile: costs of hashing and tree work on the scheduler's CPU."""
+    host_link: HostLinkOverrides = HostLinkOverrides()
     usd_per_gpu_hour: float | None = Field(None, ge=0)
     """Price; default: the profile's."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from prefixsim.engines.tiers import layout as lt
+from prefixsim.hardware.host_link import host_link
+from prefixsim.hardware.load import Hardware
 
 PS_PER_S = 1_000_000_000_000
 MAX_BLOCKS = (1 << 31) - 2
@@ -18,9 +21,8 @@ class HostTier:
     """Host memory below one replica's GPU pool.
 
     bytes_per_token: KV bytes of one token on one GPU (each GPU of the replica moves its own part over its own link).
-    capacity_bytes: of all GPUs' parts together; 0: no tier. ratio: instead, host tokens for each token of the GPU pool.
     in_bytes_per_s, out_bytes_per_s: bandwidth of one GPU's link by direction. per_block_s: what each block or page costs
-    beside its bytes. latency_s: of each transfer. gpus: in the replica.
+    beside its bytes. latency_s: of each transfer. gpus: in the replica. link: where the link's numbers are from, for the output.
     """
 
     bytes_per_token: int
@@ -29,6 +31,7 @@ class HostTier:
     per_block_s: float = 0.0
     latency_s: float = 0.0
     gpus: int = 1
+    link: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def in_ps(self, tokens: int) -> int:
         """Picoseconds to load a block of so many tokens."""
@@ -44,9 +47,23 @@ class HostTier:
         return round(self.latency_s * PS_PER_S)
 
 
+def host_tier(hardware: Hardware) -> HostTier:
+    """The host tier that a replica's hardware allows; engines take it where their options ask for one."""
+    link = host_link(hardware)
+    return HostTier(
+        bytes_per_token=hardware.kv_bytes_per_token,
+        in_bytes_per_s=link.bytes_per_s,
+        out_bytes_per_s=link.bytes_per_s,
+        per_block_s=link.per_block_s,
+        latency_s=link.latency_s,
+        gpus=hardware.spec.tensor_parallel_size,
+        link=link.sources,
+    )
+
+
 @dataclass
 class TierArrays:
-    """See `layout`. `useful`: more rows than this are never needed."""
+    """See `layout`."""
 
     tier: npt.NDArray[np.int64]
     host: npt.NDArray[np.int64]

@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from prefixsim.engines.contract import EngineInputs, Progress
 from prefixsim.engines.tiers.arrays import TierArrays
+from prefixsim.engines.tiers.layout import T_ENDED
 from prefixsim.engines.tiers.pool_kernels import find_run
 from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.facts import Settings, resolve
 from prefixsim.engines.vllm.offload import offload_blocks, tier_counters, tier_notes, tier_totals
+from prefixsim.engines.vllm.offload_kernels import next_transfer
 from prefixsim.engines.vllm.pool_kernels import lookup, reset_pool
 from prefixsim.engines.vllm.process_kernels import halve_timeline
 from prefixsim.engines.vllm.queue_kernels import enqueue
@@ -225,10 +227,15 @@ class VllmEngine:
         s = self.state
         now = int(s[st.I_NOW])
         busy = s[st.I_FLIGHT] > 0 or s[st.I_RUNNING] > 0 or self._waiting() > 0
-        if busy and not s[st.I_STUCK]:
+        if (busy and not s[st.I_STUCK]) or self.tier.tier[T_ENDED]:
             return Progress(now, now, completed)
+        following = NEVER
+        if busy and s[st.I_OFFLOAD]:
+            following = int(next_transfer(self.tier.tier, self.tier.host, self.holds))
         if s[st.I_FOLLOWING] < s[st.I_SUBMITTED]:
-            following = max(now, int(self.queue[s[st.I_FOLLOWING], st.Q_READY_NS]))
+            following = min(following, int(self.queue[s[st.I_FOLLOWING], st.Q_READY_NS]))
+        if following < NEVER:
+            following = max(now, following)
             return Progress(following, following, completed)
         return Progress(now, NEVER, completed)
 
@@ -269,7 +276,8 @@ class VllmEngine:
         return tier_counters(self.tier.tier, self.inputs, self.settings) if self.state[st.I_OFFLOAD] else {}
 
     def _tier_notes(self) -> tuple[str, ...]:
-        return tier_notes(self.name) if self.state[st.I_OFFLOAD] else ()
+        host = self.inputs.host
+        return tier_notes(self.name, host) if self.state[st.I_OFFLOAD] and host is not None else ()
 
     def free_queue(self) -> list[int]:
         """Block ids in eviction order. For tests and `replay`."""

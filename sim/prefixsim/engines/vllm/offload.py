@@ -81,10 +81,14 @@ def tier_counters(t: I64, inputs: EngineInputs, settings: Settings) -> dict[str,
     }
 
 
-def tier_notes(name: str) -> tuple[str, ...]:
-    """What is exact and what is modelled."""
-    return (
-        f"{name}: host tier: which blocks are stored, evicted and loaded follows vLLM's OffloadingConnector (read from its "
-        "source, not compared by running it); transfer times are modelled: one transfer after another in each direction, "
-        "at the link's bandwidth and cost a block, and stores never hold up a step",
-    )
+def tier_notes(name: str, host: HostTier) -> tuple[str, ...]:
+    """What is exact, what is modelled, what is assumed."""
+    out = [
+        f"{name}: host tier modelled: which blocks are stored, evicted and loaded follows the rules of vLLM's "
+        "OffloadingConnector as its source has them (not compared by running it); transfers go one after another in each "
+        "direction of the link, and stores never hold up a step"
+    ]
+    assumed = [f"{key} {x['value']:.4g} ({x['source']})" for key, x in host.link.items() if x["kind"] == "assumed"]
+    if assumed:
+        out.append(f"{name}: host link, assumed: {', '.join(assumed)}; `hardware.host_link` overrides")
+    return tuple(out)

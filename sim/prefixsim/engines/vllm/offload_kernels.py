@@ -64,7 +64,6 @@ from prefixsim.engines.vllm.state import (
     I_BLOCK_SIZE,
     I_CHUNKED,
     I_END,
-    I_FOLLOWING,
     I_FREE,
     I_HELD,
     I_KEEP_LOG,
@@ -74,13 +73,11 @@ from prefixsim.engines.vllm.state import (
     I_RESERVE,
     I_RUNNING,
     I_STACK,
-    I_SUBMITTED,
     I_WATERMARK,
     IS_DONE,
     IS_PREEMPTED,
     LIST_RUNNING,
     Q_OUTPUTS,
-    Q_READY_NS,
     Q_REQ,
     Q_STATE,
     S_BLOCKS,
@@ -108,16 +105,13 @@ def settle_transfers(tier, host, places, run_offset, run_start, run_end, queue, 
 
 
 @lean_kernel
-def next_transfer(state, tier, host, queue, holds):
-    """With nothing to compute: when the first transfer that somebody may wait for is done, or the next request comes.
-    NEVER where nobody waits for a transfer."""
+def next_transfer(tier, host, holds):
+    """When the first transfer is done that somebody may wait for; NEVER where nobody waits for one."""
     when = NEVER
     if tier[T_LOADS] < tier[T_PARKED]:
         when = holds[holds[tier[T_LOADS], HOLD_PARKED], HOLD_READY_NS]
     if tier[T_ASIDE] > 0 and tier[T_RING_N] > 0:
         when = min(when, host[tier[T_RING_AT], RING_NS])
-    if when < NEVER and state[I_FOLLOWING] < state[I_SUBMITTED]:
-        when = min(when, queue[state[I_FOLLOWING], Q_READY_NS])
     return when
 
 

@@ -83,14 +83,22 @@ def run_engine(
         waiting = waiting_count(state) + state[I_HELD]
         idle = state[I_FLIGHT] == 0 and state[I_RUNNING] == 0 and waiting == 0
         if idle or state[I_STUCK] != 0:
-            if offload and tier[T_ENDED] > 0:
+            arrived = following < submitted and queue[following, Q_READY_NS] <= state[I_NOW]
+            if offload and tier[T_ENDED] > 0 and not arrived:
+                if state[I_NOW] >= until:
+                    return STOP_UNTIL
                 offer_blocks(
                     state, run_offset, run_start, run_end, slots, queue, prompt_tokens, batches[0], 0, state[I_NOW],
                     tier, host, places, tracker, holds,
                 )  # fmt: skip
-            if following == submitted:
+            wake = next_transfer(tier, host, holds) if offload and not idle else NEVER
+            if following == submitted and wake == NEVER:
                 return STOP_IDLE if idle else STOP_STUCK
-            state[I_NOW] = max(state[I_NOW], queue[following, Q_READY_NS])
+            if following < submitted:
+                wake = min(wake, queue[following, Q_READY_NS])
+            elif wake >= until:  # somebody may come before
+                return STOP_UNTIL
+            state[I_NOW] = max(state[I_NOW], wake)
             state[I_STUCK] = 0
         now = state[I_NOW]
         if now >= until:
@@ -173,10 +181,4 @@ def run_engine(
         elif preempted > 0 and not _golden_loop_ends(state):
             state[I_NOW] = now + state[I_TURN_NS]
         else:
-            following_ns = next_transfer(state, tier, host, queue, holds) if offload else NEVER
-            if following_ns == NEVER:
-                state[I_STUCK] = 1
-            else:
-                state[I_NOW] = max(now, following_ns)
-                if state[I_SINGLE_STEP] != 0:
-                    return STOP_STEP
+            state[I_STUCK] = 1

@@ -208,9 +208,6 @@ class TwinScheduler:
         scheduled: dict[int, tuple[TwinRequest, int]] = {}
         preempted = 0
 
-        def cut(new: int) -> int:
-            return threshold if 0 < threshold < new else new
-
         i = 0
         while i < len(self.running) and budget > 0:
             r = self.running[i]
@@ -218,7 +215,8 @@ class TwinScheduler:
             if r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt_tokens + r.max_tokens:
                 i += 1
                 continue
-            new = min(cut(r.num_tokens + r.placeholders - r.computed), budget, c.max_model_len - r.computed - 1)
+            new = self.cut(r.num_tokens + r.placeholders - r.computed, threshold)
+            new = min(new, budget, c.max_model_len - r.computed - 1)
             if new <= 0:
                 i += 1
                 continue
@@ -241,33 +239,8 @@ class TwinScheduler:
             elif not c.priority:
                 break
 
-        while not preempted and budget > 0 and self.n_waiting() and len(self.running) < c.max_num_seqs:
-            r = self.head()
-            assert r.stale == 0  # with two steps in flight late output has always been processed by now
-            limit = (r.num_tokens - 1) // c.block_size
-            found = self.pool.lookup(r.keys, limit)
-            hits = [] if r.skip_reading_prefix_cache else found
-            r.lookups += 1
-            new = cut(r.num_tokens - len(hits) * c.block_size)
-            if not c.enable_chunked_prefill and new > budget:
-                break
-            new = min(new, budget)
-            known = self.known(r)
-            watermark = self.watermark_blocks if self.running else 0
-            if not self.admit(r, hits, new, full=c.scheduler_reserve_full_isl, watermark=watermark):
-                break
-            self.pop_head()
-            self.running.append(r)
-            r.running = True
-            r.computed = len(hits) * c.block_size
-            r.admissions.append((now, r.computed, r.num_tokens))
-            if len(r.admissions) == 1:
-                r.device_tokens = len(found) * c.block_size
-                r.known_tokens = known
-            else:
-                r.recomputed_tokens += max(0, r.computed_before - r.computed)
-            scheduled[r.index] = (r, new)
-            budget -= new
+        if not preempted:
+            self.admit_waiting(scheduled, budget, threshold, now)
 
         items = []
         for r, new in scheduled.values():
@@ -281,6 +254,52 @@ class TwinScheduler:
                 r.placeholders += 1
             items.append((r, new, past, samples))
         return Batch(items, preempted, now)
+
+    def admit_waiting(
+        self, scheduled: dict[int, tuple[TwinRequest, int]], budget: int, threshold: int, now: int
+    ) -> None:
+        """Admissions from the head of the queue until one finds no room."""
+        c = self.c
+        while budget > 0 and self.n_waiting() and len(self.running) < c.max_num_seqs:
+            r = self.head()
+            assert r.stale == 0  # with two steps in flight late output has always been processed by now
+            limit = (r.num_tokens - 1) // c.block_size
+            found = self.pool.lookup(r.keys, limit)
+            hits = [] if r.skip_reading_prefix_cache else found
+            r.lookups += 1
+            new = self.cut(r.num_tokens - len(hits) * c.block_size, threshold)
+            if not c.enable_chunked_prefill and new > budget:
+                break
+            new = min(new, budget)
+            known = self.known(r)
+            watermark = self.watermark_blocks if self.running else 0
+            if not self.admit(r, hits, new, full=c.scheduler_reserve_full_isl, watermark=watermark):
+                break
+            self.pop_head()
+            self.note_lookup(r, now, len(hits) * c.block_size, len(found), known)
+            self.seat(r, len(hits) * c.block_size)
+            scheduled[r.index] = (r, new)
+            budget -= new
+
+    def note_lookup(self, r: TwinRequest, now: int, computed: int, found: int, known: int) -> None:
+        """Writes down what an admission's lookup found."""
+        r.admissions.append((now, computed, r.num_tokens))
+        if len(r.admissions) == 1:
+            r.device_tokens = found * self.c.block_size
+            r.known_tokens = known
+        else:
+            r.recomputed_tokens += max(0, r.computed_before - computed)
+
+    def seat(self, r: TwinRequest, computed: int) -> None:
+        """A request becomes a running one."""
+        self.running.append(r)
+        r.running = True
+        r.computed = computed
+
+    @staticmethod
+    def cut(new: int, threshold: int) -> int:
+        """Tokens of one request in one step under `long_prefill_token_threshold`."""
+        return threshold if 0 < threshold < new else new
 
     def known(self, r: TwinRequest) -> int:
         """Tokens of the longest prefix of its prompt ever committed here: full blocks, no last-token cap."""
@@ -318,6 +337,18 @@ class TwinScheduler:
                     self.remove_waiting(r)
         self.running = [r for r in self.running if r not in stopped] if stopped else self.running
 
+    # What a host tier adds (`twin_offload`)
+
+    def idle(self, now: int) -> None:
+        """Nothing runs or waits, or nothing that waits can go on."""
+
+    def scheduled(self, batch: Batch, now: int, end: int) -> None:
+        """A step has been decided at `now`; what the GPU has been given is done at `end`."""
+
+    def next_transfer(self, arrival: int | None) -> int | None:
+        """With nothing to compute: when something that a request waits for is done, or the next arrival; None: nobody waits."""
+        return None
+
     def run(
         self,
         requests: Sequence[TwinRequest],
@@ -340,6 +371,7 @@ class TwinScheduler:
             if now >= until:
                 return rows
             if not flight and not self.running and not self.n_waiting():
+                self.idle(now)
                 if following == len(requests):
                     return rows
                 now = requests[following].arrival
@@ -353,6 +385,8 @@ class TwinScheduler:
             if tokens:
                 end = max(end, now + (self.c.turn_ns if depth == 2 else 0)) + self.step_ns(batch)
                 batch.end = end
+            self.scheduled(batch, now, end)
+            if tokens:
                 flight.append(batch)
                 if len(flight) < depth:
                     now += self.c.turn_ns
@@ -366,10 +400,15 @@ class TwinScheduler:
                 self.c.golden_loop and depth == 1 and following == len(requests) and not self.running
             ):
                 now += self.c.turn_ns
-            elif following < len(requests):
-                now = max(now, requests[following].arrival)
+            elif (
+                after := self.next_transfer(requests[following].arrival if following < len(requests) else None)
+            ) is not None:
+                now = max(now, after)
             else:
-                return rows
+                self.idle(now)
+                if following == len(requests):
+                    return rows
+                now = max(now, requests[following].arrival)
 
 
 def run_sequential(config: TwinConfig, requests: Sequence[TwinRequest]) -> tuple[TwinPool, list[tuple[int, bool]]]:
