@@ -16,7 +16,7 @@ from prefixsim.workload.cache import check
 from prefixsim.workload.intern import build_chains, build_trie
 from prefixsim.workload.load import load_trace
 
-ROUNDS = 400
+ROUNDS = 250
 """Mutated files for each reader in the default lane."""
 
 TOKENS = [
