@@ -269,6 +269,17 @@ def test_a_prompt_longer_than_the_pool_is_an_error_or_rejected_as_asked(tmp_path
         assert (e["requests"], e["finished"], e["rejected"], e["prompt_tokens"]) == (4, 3, 1, 2100)
 
 
+def test_an_output_cut_at_the_end_of_the_pool_counts_what_was_generated(tmp_path):
+    (tmp_path / "s.yaml").write_text(TRACE % "mooncake")
+    row = {"timestamp": 0, "input_length": 7900, "output_length": 500, "hash_ids": list(range(16))}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    s = json.loads(prefixsim("run", tmp_path / "s.yaml", "--out", tmp_path / "o", "--json", "--quiet").out)
+    for e, pool in ((s["engines"]["hash"], 499 * 16), (s["engines"]["tree"], 8000)):
+        assert e["finished"] == 1
+        assert 0 < e["output_tokens"] <= pool - 7900 + 1
+    assert s["engines"]["hash"]["output_tokens"] == s["engines"]["hash"]["counters"]["vllm:generation_tokens"]
+
+
 def test_a_model_that_does_not_fit(scenario, tmp_path):
     err = refused(scenario, "--set", "hardware.gpu=rtx-4090", "--set", "hardware.memory.weights_gib=30", "--out", tmp_path / "o",
                   "--set", "engines.hash.num_gpu_blocks_override=", "--engine", "hash")  # fmt: skip

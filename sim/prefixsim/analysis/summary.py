@@ -42,8 +42,8 @@ def engine_summary(record: RunRecord, workload: Workload) -> dict[str, Any]:
     prompt = int(w.prompt_tokens[inside].sum())
     cached = int(rows[inside, REQ_CACHED_TOKENS].sum())
     span_s = _span_ns(rows, done) / NS_PER_S
-    output = int(w.output_tokens[done].sum())
     gaps = pooled_gaps(record.replicas)
+    output = int(gaps[:, 1].sum() + done.sum())  # what was generated: an output may be cut at the longest context
     return {
         "kind": record.kind,
         "prompt_tokens": prompt,
