@@ -6,7 +6,7 @@ root="$(cd "$(dirname "$0")/.." && pwd)"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
-"$work/venv/bin/pip" install -q "$root[calibrate]"
+"$work/venv/bin/pip" install -q "${TORCH:-torch==2.13.0}" "$root[calibrate]"
 cd "$work"
 "$work/venv/bin/prefixsim" calibrate --device cpu --budget 90 --out hw_profiles --json > result.json
 "$work/venv/bin/python" - <<'PY'

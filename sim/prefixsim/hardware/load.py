@@ -84,10 +84,7 @@ def load_hardware(spec: HardwareSpec, *, base_dir: Path | None = None) -> Hardwa
     """Loads GPU, model and host of a scenario. Raises InputError, ProfileError, NotModelledError."""
     gpu, model = load_gpu(spec.gpu, base_dir), load_model(spec.model, base_dir)
     model.check_tp(spec.tensor_parallel_size)
-    hardware = Hardware(spec=spec, gpu=gpu, model=model, host=load_host(spec.host, base_dir))
-    if spec.tensor_parallel_size > 1 and gpu.allreduce is None:
-        raise NotModelledError(f"{gpu.name}: the profile has no all-reduce times: tensor_parallel_size must be 1")
-    return hardware
+    return Hardware(spec=spec, gpu=gpu, model=model, host=load_host(spec.host, base_dir))
 
 
 @dataclass(frozen=True)
