@@ -234,3 +234,16 @@ def test_a_word_that_is_not_among_those_allowed_names_the_nearest(path, old, new
         load_scenario(path)
     hint = re.search(r"did you mean '([^']*)'", str(caught.value))
     assert (hint and hint[1]) == meant
+
+
+def test_a_segment_without_tokens_is_refused_rather_than_given_one(path):
+    text = (
+        "name: t\nworkload:\n  generator: sessions\n  arrivals: {process: all_at_once}\n  requests: 2\n"
+        "  templates: [{name: a, segments: [{shared: s, tokens: 1}, {unique: u, tokens: 9}]}]\n"
+        "hardware: {gpu: g, model: m}\nengines: [{name: e, kind: vllm}]\n"
+    )
+    path.write_text(text)
+    load_scenario(path)
+    path.write_text(text.replace("tokens: 1}", "tokens: 0}"))
+    with pytest.raises(ScenarioError, match=r":6:\d+: .*at least one token, found tokens: 0; leave it out"):
+        load_scenario(path)

@@ -122,6 +122,10 @@ class Segment(Strict):
             raise ValueError("exactly one of shared, per_tenant, unique names a segment")
         if self.variants > 1 and self.shared is None:
             raise ValueError("variants belong to shared segments")
+        if self.tokens.constant is not None and round(self.tokens.constant) < 1:
+            raise ValueError(
+                f"a segment has at least one token, found tokens: {self.tokens.constant:g}; leave it out instead"
+            )
         return self
 
     @property
