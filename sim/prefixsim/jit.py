@@ -90,11 +90,11 @@ def _compiled(function: F, more: dict[str, Any]) -> F:
     options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "python", **more}
     folder = kernel_cache_dir()
     if folder is None or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+        return numba.njit(**options)(function)
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = before
 

@@ -76,14 +76,8 @@ def parse(text: str, file: str, error: type[InputError] = ScenarioError) -> Docu
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 mark = event.start_mark
-                raise error(
-                    Problem(
-                        "anchors and aliases are not accepted: write the value out",
-                        file,
-                        mark.line + 1,
-                        mark.column + 1,
-                    )
-                )
+                at = (mark.line + 1, mark.column + 1) if mark else (None, None)
+                raise error(Problem("anchors and aliases are not accepted: write the value out", file, *at))
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -228,9 +222,10 @@ def real_path(data: Any, loc: tuple[str | int, ...]) -> Path_:
     """The part of a pydantic location that exists in the data: tags of unions and validators are left out."""
     path: list[str | int] = []
     for i, part in enumerate(loc):
-        if (isinstance(data, dict) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
+        if isinstance(data, dict) and part in data:
+            data = data[part]
+            path.append(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):  # noqa: SIM114 (types differ)
             data = data[part]
             path.append(part)
         elif i == len(loc) - 1 and isinstance(data, dict):
