@@ -42,8 +42,9 @@ from prefixsim.records import (
     REQ_RECOMPUTED_TOKENS,
     new_request_rows,
 )
+from prefixsim.workload.formats.native import workload_from_rows
 from prefixsim.workload.intern import build_chains, build_trie
-from prefixsim.workload.table import Workload
+from prefixsim.workload.table import Source, Workload
 
 SLOW = HostTier(bytes_per_token=1000, in_bytes_per_s=2e8, out_bytes_per_s=1e8, per_block_s=2e-6, latency_s=5e-6)
 FREE = HostTier(bytes_per_token=0, in_bytes_per_s=1.0, out_bytes_per_s=1.0)
@@ -206,3 +207,78 @@ def test_match_tokens_counts_host_hits_only_when_asked() -> None:
             assert device <= both <= (int(w.prompt_tokens[r]) - 1) // s.block_size * s.block_size
             seen += both > device
     assert seen
+
+
+def sequential(seed: int) -> tuple[Workload, Settings]:
+    """Requests so far apart that each is alone; no lookups skipped, a pool that just fits the longest."""
+    rows, _, s, _ = offload_case(seed)
+    for i, row in enumerate(rows):
+        row["arrival"] = float(i)
+        row.pop("skip_reading_prefix_cache", None)
+    w = workload_from_rows(rows, Source(kind="test"))
+    return w, replace(s, max_model_len=1 << 40, store_threshold=0, watermark=0.0, scheduler_reserve_full_isl=True)
+
+
+def cached(e: VllmEngine) -> np.ndarray:
+    return e.inputs.rows[:, REQ_CACHED_TOKENS]
+
+
+@settings(max_examples=40)
+@given(seed=hs.integers(0, 2**32 - 1))
+def test_an_endless_free_tier_serves_all_that_was_ever_computed(seed: int) -> None:
+    w, s = sequential(seed)
+    e = run(w, replace(s, offload_blocks=1_000_000), FREE)
+    ceiling = np.minimum(e.inputs.rows[:, REQ_KNOWN_TOKENS], (w.prompt_tokens - 1) // s.block_size * s.block_size)
+    assert np.array_equal(cached(e), ceiling)
+    assert e.record().totals["host_evicted_tokens"] == 0
+
+
+@settings(max_examples=40)
+@given(seed=hs.integers(0, 2**32 - 1))
+def test_more_host_memory_never_lowers_hits(seed: int) -> None:
+    """One request at a time: the pool keeps what was used last, whole prefixes first, so a larger one holds all that a
+    smaller one does."""
+    w, s = sequential(seed)
+    before = cached(run(w, s, None)).sum()
+    longest = max(int((w.prompt_tokens + w.output_tokens).max()) // s.block_size, 1)
+    for blocks in (longest, longest + 3, 2 * longest, 5 * longest, 1000):
+        after = cached(run(w, replace(s, offload_blocks=blocks), FREE)).sum()
+        assert after >= before, blocks
+        before = after
+
+
+def test_those_two_are_not_vacuous() -> None:
+    gained = evicted = 0
+    for seed in range(20):
+        w, s = sequential(seed)
+        few = run(w, replace(s, offload_blocks=20), FREE)
+        gained += int(few.inputs.rows[:, REQ_CACHED_HOST_TOKENS].sum() > 0)
+        evicted += few.record().totals["host_evicted_tokens"]
+    assert gained >= 5
+    assert evicted
+
+
+def test_a_load_delays_its_own_request_and_no_other() -> None:
+    """Two prompts; the first one's blocks are pushed out by others, then loaded over a link of 2 blocks a millisecond."""
+    page = 8
+    rows: list[dict[str, Any]] = [{"id": "a", "tokens": list(range(65)), "output_tokens": [1], "arrival": 0.0}]
+    rows += [
+        {"id": f"f{i}", "tokens": [1000 * (i + 1) + k for k in range(65)], "output_tokens": [1], "arrival": 0.1 + i}
+        for i in range(3)
+    ]
+    rows.append({"id": "again", "tokens": list(range(65)), "output_tokens": [1, 2], "arrival": 10.0})
+    rows.append({"id": "other", "tokens": [9000 + k for k in range(30)], "output_tokens": [1, 2], "arrival": 10.0})
+    w = workload_from_rows(rows, Source(kind="test"))
+    s = Settings(block_size=page, num_gpu_blocks=20, max_model_len=1 << 40, offload_blocks=100)
+    host = HostTier(bytes_per_token=1, in_bytes_per_s=1.6e4, out_bytes_per_s=1e9)
+    e = run(w, s, host)
+    got = e.inputs.rows
+    assert got[4, [REQ_CACHED_TOKENS, REQ_CACHED_HOST_TOKENS, REQ_DEVICE_TOKENS]].tolist() == [64, 64, 0]
+    loading = 8 * host.in_ps(page) // 1000
+    assert loading == 4_000_000
+    wait = int(got[4, REQ_FIRST_TOKEN_NS] - got[4, REQ_ADMITTED_NS])
+    assert loading < wait < loading + 2_000_000
+    assert got[5, REQ_FIRST_TOKEN_NS] < got[4, REQ_ADMITTED_NS] + loading, "the other goes on meanwhile"
+    totals = e.record().totals
+    assert totals["load_wait_ns"] == totals["link_in_busy_ns"] == loading
+    assert totals["host_loaded_tokens"] == 64
