@@ -222,10 +222,10 @@ def real_path(data: Any, loc: tuple[str | int, ...]) -> Path_:
     """The part of a pydantic location that exists in the data: tags of unions and validators are left out."""
     path: list[str | int] = []
     for i, part in enumerate(loc):
-        if isinstance(data, dict) and part in data:
+        if isinstance(data, dict) and part in data:  # noqa: SIM114 (their types differ)
             data = data[part]
             path.append(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):  # noqa: SIM114 (types differ)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
             path.append(part)
         elif i == len(loc) - 1 and isinstance(data, dict):
