@@ -216,7 +216,8 @@ def _losses(name: str, engine: Mapping[str, Any]) -> str | None:
     lost = sorted(((100 * parts[p.key] / prompt, p) for p in LOSSES if p.key != "new"), key=lambda x: -x[0])
     shown = [(points, part) for points, part in lost if points >= 0.05][:3]
     if not shown:
-        return f"{name} loses nothing that could have been shared."
+        some = any(points > 0 for points, _ in lost)
+        return f"{name} loses {'next to nothing' if some else 'nothing'} that could have been shared."
     words = [
         f"{points:.1f} {'points ' if i == 0 else ''}to "
         + (f"{block}-token blocks" if part.key == "granularity" and block and block > 1 else part.lost)
