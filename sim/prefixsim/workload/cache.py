@@ -24,6 +24,7 @@ import numpy as np
 
 from prefixsim.paths import cache_dir
 from prefixsim.workload.formats.registry import Format, ReadContext
+from prefixsim.workload.numbering import numbering
 from prefixsim.workload.table import Decision, Source, Workload
 
 MAGIC = b"prefixsim workload 1\n"
@@ -44,7 +45,11 @@ _CODES = {"session": -1, "group": -1, "tenant": -1, "salt": 0, "lora": 0, "extra
 def cached_read(found: Format, context: ReadContext) -> Workload:
     """Reads a trace, or takes what an earlier read has left."""
     options = context.options
-    if not options.cache or (options.arrivals is not None and options.arrivals.process == "replay"):
+    if (
+        not options.cache
+        or numbering() is not None
+        or (options.arrivals is not None and options.arrivals.process == "replay")
+    ):
         return found.read(context)
     folder = cache_dir() / "workloads"
     name = None

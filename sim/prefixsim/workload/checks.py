@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from prefixsim.scenario.workload import Trace
 from prefixsim.units import MAX_TIME_S
+from prefixsim.workload.numbering import numbering
 from prefixsim.workload.rows import MAX_TOKENS, BadRows, RowTable
 from prefixsim.workload.table import I64, Decision
 
@@ -156,9 +157,12 @@ def _tail_words(tokens: I64, rule: BlockRule) -> str:
 
 
 def dense_ids(values: Any) -> npt.NDArray[np.int32]:
-    """Opaque 64-bit ids to int32 >= 0: as they are where they are small, else numbered by first appearance."""
+    """Opaque 64-bit ids to int32 >= 0: as they are where they are small, else numbered by first appearance. Under a `Numbering` in
+    force its ids, equal for equal values in all workloads read under it."""
     if values.shape[0] == 0:
         return np.zeros(0, np.int32)
+    if (common := numbering()) is not None:
+        return common.ints(values)
     if values.dtype == np.int32:
         low, high = int(values.min()), int(values.max())
     else:

@@ -10,6 +10,7 @@ import numpy as np
 
 from prefixsim.workload.checks import decide_blocks, dense_ids, time_decision, times_ns, whole
 from prefixsim.workload.formats.registry import ReadContext
+from prefixsim.workload.numbering import numbering
 from prefixsim.workload.ragged import gather, offsets
 from prefixsim.workload.rows import BadRows, Key, RowTable, read_rows, unknown_note
 from prefixsim.workload.table import I64, Decision, Source, Workload, make_workload
@@ -111,7 +112,8 @@ def _atoms(ids: np.ndarray, inputs: I64, counts: I64, block: int) -> tuple[np.nd
     is_tail = np.zeros(atoms.shape[0], dtype=np.bool_)
     is_tail[wide[1:][tail] - 1] = True
     atoms[~is_tail] = ids
-    top = int(ids.max()) + 1 if ids.shape[0] else 0
+    common = numbering()
+    top = (int(ids.max()) + 1 if ids.shape[0] else 0) if common is None else common.reserve(int(tail.sum()))
     atoms[is_tail] = top + np.arange(int(tail.sum()), dtype=np.int32)
     lengths[is_tail] = uncovered[tail]
     return atoms, lengths, wide

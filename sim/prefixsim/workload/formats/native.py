@@ -16,6 +16,7 @@ from prefixsim.workload.checks import dense_ids, times_ns, whole
 from prefixsim.workload.edit import take
 from prefixsim.workload.formats.registry import Format, Head, ReadContext, register
 from prefixsim.workload.lines import TraceFile
+from prefixsim.workload.numbering import numbering
 from prefixsim.workload.ragged import gather, offsets
 from prefixsim.workload.rows import MAX_TOKENS, BadRows, Key, RowTable, read_rows, shown, unknown_note
 from prefixsim.workload.table import I64, Decision, Source, Workload, make_workload
@@ -229,6 +230,7 @@ class _Content:
         if self.by_tokens:
             return tokens, None, offsets(counts.sum(axis=1)), counts[:, 0]
         base = int(tokens.max()) + 1 if tokens.shape[0] else 0
+        common = numbering()
         ids: list[int] = []
         lengths: list[int] = []
         prompt_atoms, total, at = [], [], 0
@@ -241,7 +243,8 @@ class _Content:
                 lengths.extend([1] * size)
                 at += size
                 for name, length in parts or ():
-                    ids.append(base + self.names.setdefault(name, len(self.names)))
+                    own = common is None
+                    ids.append(base + self.names.setdefault(name, len(self.names)) if own else common.name(name))
                     lengths.append(length)
                 if k == 0:
                     mark = len(ids)

@@ -61,7 +61,7 @@ def _build(spec: AgentsWorkload, plan: dict[str, I64], context: GenerateContext)
     ids = Ids()
     systems = sample_tokens(spec.system_tokens, spec.kinds, stream(seed, "system"))
     sub_system = int(sample_tokens(spec.sub_agent_system_tokens, 1, stream(seed, "sub_system"))[0])
-    base, sub_id = int(ids.fresh(spec.kinds)[0]), int(ids.fresh(1)[0])
+    base, sub_id = ids.shared("system", spec.kinds), ids.shared("sub-agent", 1)
     main = kind >= 0
     heads, tails = Parts(n), Parts(n)
     heads.add(np.where(main, base + kind, sub_id), np.where(main, systems[np.maximum(kind, 0)], sub_system), parent < 0)

@@ -31,7 +31,7 @@ def _grouped(
     n = group.shape[0]
     ids = Ids()
     heads = Parts(n)
-    heads.add(ids.fresh(groups)[group], prefix)
+    heads.add(ids.shared("prefix", groups) + group, prefix)
     heads.add(ids.fresh(n), suffix)
     outputs = np.full(n, output, dtype=np.int64)
     return independent(
@@ -99,7 +99,7 @@ def shared_prefix(spec: SharedPrefixWorkload, context: GenerateContext) -> Workl
     ids = Ids()
     questions = sample_tokens(spec.question_len, n, stream(seed, "question_len"))
     outputs = sample_tokens(spec.output_len, n, stream(seed, "output_len"))
-    prompts = ids.fresh(spec.num_unique_system_prompts)[group]
+    prompts = ids.shared("prefix", spec.num_unique_system_prompts) + group
     fresh = ids.fresh(n)
     if not spec.enable_multi_turn_chat:
         heads = Parts(n)

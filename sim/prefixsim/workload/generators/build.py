@@ -13,6 +13,7 @@ from prefixsim.workload.edit import order_quietly
 from prefixsim.workload.generators.arrivals import session_starts
 from prefixsim.workload.generators.assemble import Pieces, assemble
 from prefixsim.workload.generators.registry import GenerateContext, synthetic_source
+from prefixsim.workload.numbering import numbering
 from prefixsim.workload.ragged import offsets
 from prefixsim.workload.table import I64, Workload, make_workload
 
@@ -25,9 +26,12 @@ class Ids:
     def __init__(self) -> None:
         self.next = 0
         self.bases: dict[str, int] = {}
+        self.common = numbering()
 
     def fresh(self, n: int) -> I64:
         """n new ids."""
+        if self.common is not None:
+            return self.common.reserve(n) + np.arange(n, dtype=np.int64)
         self.next += n
         if self.next >= 1 << 31:
             raise ScenarioError("more than 2^31 distinct parts of prompts")
@@ -35,6 +39,8 @@ class Ids:
 
     def shared(self, name: str, n: int) -> int:
         """First id of the n variants of a shared name."""
+        if self.common is not None:
+            return self.common.shared(name, n)
         if name not in self.bases:
             self.bases[name] = int(self.fresh(n)[0])
         return self.bases[name]

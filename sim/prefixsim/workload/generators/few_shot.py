@@ -37,7 +37,7 @@ def few_shot(spec: FewShotWorkload, context: GenerateContext) -> Workload:
     ids = Ids()
     instruction = int(sample_tokens(spec.instruction_tokens, 1, stream(seed, "instruction"))[0])
     lengths = sample_tokens(spec.example_tokens, spec.examples, stream(seed, "examples"))
-    first, base = ids.fresh(1)[0], int(ids.fresh(spec.examples)[0])
+    first, base = ids.shared("head", 1), ids.shared("examples", spec.examples)
     rows = spec.sets or n
     shots = np.minimum(sample_tokens(spec.shots, rows, stream(seed, "shots"), least=0), MAX_SHOTS)
     width = max(1, int(shots.max()))

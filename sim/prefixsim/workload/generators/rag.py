@@ -19,7 +19,7 @@ def rag(spec: RagWorkload, context: GenerateContext) -> Workload:
     ids = Ids()
     system = int(sample_tokens(spec.system_tokens, 1, stream(seed, "system"))[0])
     lengths = sample_tokens(spec.document_tokens, spec.documents, stream(seed, "documents"))
-    first, base = ids.fresh(1)[0], int(ids.fresh(spec.documents)[0])
+    first, base = ids.shared("head", 1), ids.shared("documents", spec.documents)
     wanted = np.minimum(sample_tokens(spec.documents_per_request, n, stream(seed, "wanted"), least=0), MAX_SHOTS)
     width = max(1, int(wanted.max()))
     limit_parts(n, width)

@@ -20,8 +20,9 @@ def scan(spec: ScanWorkload, context: GenerateContext) -> Workload:
     size = min(n, spec.documents or n)
     lengths = sample_tokens(spec.document_tokens, size, stream(seed, "documents"))
     heads = Parts(n)
-    heads.add(ids.fresh(1)[0], instruction)
+    heads.add(ids.shared("instruction", 1), instruction)
     read = np.arange(n, dtype=np.int64) % size
-    heads.add(ids.fresh(size)[read], lengths[read])
+    documents = ids.shared("documents", size) if spec.documents else int(ids.fresh(size)[0])
+    heads.add(documents + read, lengths[read])
     outputs = sample_tokens(spec.output_tokens, n, stream(seed, "output_tokens"))
     return independent("scan", spec.arrivals, pieces(n, ids, heads, outputs), context)
