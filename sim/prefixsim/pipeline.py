@@ -164,7 +164,7 @@ def simulate(
     )
     result = fleet.serve()
     left = [r.record() for r in replicas]
-    queue = queue_growth(rows)
+    queue = queue_growth(rows, w.after)
     notes = [note for record in left for note in record.notes] + list(router.notes() if n_replicas > 1 else ())
     if w.max_tokens_assumed:
         notes.append("max_tokens: assumed to be the true output length, as the workload gives none")

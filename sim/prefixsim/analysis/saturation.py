@@ -1,11 +1,12 @@
 """Is the queue growing? A rule that is stated with its answer.
 
-Waiting = released and not yet admitted. Over the time from the first to the last release, cut into four quarters, the queue
-grows if all of these hold:
-1. at the last release at least `MIN_WAITING` requests wait;
+Waiting = released and not yet admitted. The time looked at goes from the first to the last *independent* arrival, one that
+waits for no other request's answer: later turns hold themselves back when the engine is slow, so after the last independent
+arrival any queue drains. Cut into four quarters, the queue grows if all of these hold:
+1. at the last independent arrival at least `MIN_WAITING` requests wait;
 2. the mean number waiting in the last quarter is at least 1.5 times that of the second, and the third is not below the
    second (a queue that grows at a constant rate has 2.3 times as many in the last as in the second);
-3. admitting those left over after the last release takes more than 2 % of the time of arrivals.
+3. admitting those left over then takes more than 2 % of the time of arrivals.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from prefixsim.records import REQ_ADMITTED_NS, REQ_RELEASED_NS
 from prefixsim.units import NS_PER_S
@@ -25,8 +27,8 @@ DRAIN_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """waiting: requests waiting at the last release. growth_per_s: of the number waiting, second to last quarter.
-    drain_s: from the last release to the last admission. mean_waiting: by quarter of the time of arrivals."""
+    """waiting: requests waiting at the last independent arrival. growth_per_s: of the number waiting, second to last
+    quarter. drain_s: from then to the last admission of those. mean_waiting: by quarter of the time of arrivals."""
 
     saturated: bool
     note: str
@@ -45,15 +47,18 @@ class Queue:
         }
 
 
-def queue_growth(rows: I64) -> Queue:
-    """Judges one run by its request table, int64 (n, 16)."""
+def queue_growth(rows: I64, after: npt.NDArray[np.integer] | None = None) -> Queue:
+    """Judges one run by its request table, int64 (n, 16). after (n,): the request each one awaits, -1 none (default: all)."""
     inside = (rows[:, REQ_ADMITTED_NS] >= 0) & (rows[:, REQ_RELEASED_NS] >= 0)
     released, admitted = rows[inside, REQ_RELEASED_NS], rows[inside, REQ_ADMITTED_NS]
     if len(released) < MIN_WAITING:
         return Queue(False, "", 0, 0.0, 0.0, (0.0,) * 4)
-    start, stop = int(released.min()), int(released.max())
+    alone = released if after is None else released[after[inside] < 0]
+    if len(alone) < MIN_WAITING:
+        return Queue(False, "", 0, 0.0, 0.0, (0.0,) * 4)
+    start, stop = int(alone.min()), int(alone.max())
     window_s = (stop - start) / NS_PER_S
-    drain_s = max(int(admitted.max()) - stop, 0) / NS_PER_S
+    drain_s = max(int(admitted[released <= stop].max()) - stop, 0) / NS_PER_S
     waiting = int(((released <= stop) & (admitted > stop)).sum())
     edges = start + np.arange(5, dtype=np.float64) / 4 * (stop - start)
     means = tuple(_mean_waiting(released, admitted, edges[i], edges[i + 1]) for i in range(4))
