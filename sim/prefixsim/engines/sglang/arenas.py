@@ -9,9 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixsim.engines.sglang.state import (
+    LINK_SCALARS,
+    N_DEVICE,
     N_FLOATS,
     N_HEAP,
+    N_HOST,
+    N_HOST_PLACE,
     N_LISTS,
+    N_RING,
+    N_RING_NS,
     N_SCALARS,
     NIL,
     NODE_COLUMNS,
@@ -20,12 +26,17 @@ from prefixsim.engines.sglang.state import (
     S_FREE_NODE,
     S_FREE_SLOT,
     S_GAPS,
+    S_HOST_PINNED,
     S_NEXT_NODE,
+    S_RING_AT,
+    S_RING_N,
+    S_TIER,
     S_TIMELINE,
     S_TIMELINE_STRIDE,
     SLOT_COLUMNS,
+    TIER_COLUMNS,
 )
-from prefixsim.engines.sglang.tree_kernels import table_refill
+from prefixsim.engines.sglang.table_kernels import table_refill
 from prefixsim.records import I64, TIMELINE_COLUMNS
 from prefixsim.workload.intern import ChainIndex
 
@@ -37,14 +48,15 @@ class Arenas:
     """Arrays that kernels change. Sizes follow what is live: nodes never exceed the pool's pages, slots the requests in
     the engine."""
 
-    def __init__(self, pages: int, chains: ChainIndex, *, dfs: bool, keep_commits: bool) -> None:
+    def __init__(self, pages: int, chains: ChainIndex, *, dfs: bool, keep_commits: bool, tier: bool = False) -> None:
         self.pages, self.chains, self.dfs = pages, chains, dfs
-        self.scalars: I64 = np.zeros(N_SCALARS, dtype=np.int64)
+        self.scalars: I64 = np.zeros(N_SCALARS + LINK_SCALARS, dtype=np.int64)
         self.floats: npt.NDArray[np.float64] = np.zeros(N_FLOATS, dtype=np.float64)
-        self.scalars[[S_FREE_NODE, S_FREE_SLOT, S_CHUNKED]] = NIL
+        self.scalars[[S_FREE_NODE, S_FREE_SLOT, S_CHUNKED, S_HOST_PINNED]] = NIL
+        self.scalars[S_TIER] = tier
         self.scalars[S_NEXT_NODE] = 1
         self.scalars[S_TIMELINE_STRIDE] = 1
-        self.nodes: I64 = np.zeros((0, NODE_COLUMNS), dtype=np.int64)
+        self.nodes: I64 = np.zeros((0, TIER_COLUMNS if tier else NODE_COLUMNS), dtype=np.int64)
         self.heap: I64 = np.zeros(0, dtype=np.int64)
         self.slots: I64 = np.zeros((0, SLOT_COLUMNS), dtype=np.int64)
         self.lists: I64 = np.zeros((N_LISTS, 0), dtype=np.int64)
@@ -55,12 +67,16 @@ class Arenas:
         self.heads, self.marks = run_marks(chains)
         self.grow_nodes(1 << 10)
         self.nodes[ROOT, N_HEAP] = NIL
+        if tier:
+            self.nodes[ROOT, [N_DEVICE, N_HOST, N_HOST_PLACE]] = 1, 1, NIL
         self.grow_slots(64)
 
     def grow_nodes(self, at_least: int) -> None:
         """More nodes; the table of first pages is built again at twice to four times their number."""
         size = max(at_least, 2 * self.nodes.shape[0])
+        ring = self._ring()
         self.nodes = enlarged(self.nodes, size)
+        self.nodes[: ring.shape[0], N_RING : N_RING_NS + 1] = ring
         heap, had = np.zeros(4 * size, dtype=np.int64), self.heap.shape[0] // 4
         heap[: 3 * had], heap[3 * size : 3 * size + had] = self.heap[: 3 * had], self.heap[3 * had :]
         self.heap = heap
@@ -69,6 +85,13 @@ class Arenas:
         if old.shape[0]:
             table_refill(old, self.table)
         self.weights: I64 = np.zeros((size if self.dfs else 1, 3), dtype=np.int64)
+
+    def _ring(self) -> I64:
+        """Backups in progress, oldest first, which will stand at the ring's beginning."""
+        rows, s = self.nodes.shape[0], self.scalars
+        at = (int(s[S_RING_AT]) + np.arange(int(s[S_RING_N]))) % max(1, rows)
+        s[S_RING_AT] = 0
+        return self.nodes[at, N_RING : N_RING_NS + 1]
 
     def grow_slots(self, at_least: int) -> None:
         """More requests in the engine at once."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,15 @@ import numpy.typing as npt
 from prefixsim.engines.contract import EngineInputs, Progress
 from prefixsim.engines.sglang.arenas import Arenas, enlarged
 from prefixsim.engines.sglang.facts import INPUT_HEADROOM, Settings, settle_options
+from prefixsim.engines.sglang.hicache import (
+    backup_uses,
+    host_pages,
+    prepare,
+    tier_counters,
+    tier_notes,
+    tier_totals,
+)
+from prefixsim.engines.sglang.hicache_kernels import peek_tiers
 from prefixsim.engines.sglang.loop_kernels import advance
 from prefixsim.engines.sglang.prefill_kernels import N_BUDGET, N_LEFT
 from prefixsim.engines.sglang.prepare import static_rows
@@ -98,6 +108,8 @@ def build(options: SglangOptions, inputs: EngineInputs) -> SglangEngine:
     """One SGLang replica. Raises DoesNotFitError for a pool of less than a page."""
     golden = float(inputs.costs.coef[C_CLOCK_STEPS]) > 0
     settings = settle_options(options, inputs.capacity, inputs.gpu_memory_gib, golden=golden)
+    pages = host_pages(options, settings.pages, inputs.host)
+    settings = replace(settings, host_pages=pages, backup_uses=backup_uses(options))
     return SglangEngine(options.name, options.kind, settings, inputs)
 
 
@@ -116,7 +128,8 @@ class SglangEngine:
             w, chains, settings, inputs.awaited, inputs.seed + 7919 * inputs.replica
         )
         dfs = settings.schedule == DFS_WEIGHT
-        self.arenas = Arenas(settings.pages, chains, dfs=dfs, keep_commits=inputs.keep_commits)
+        self.tiered = settings.host_pages > 0
+        self.arenas = Arenas(settings.pages, chains, dfs=dfs, keep_commits=inputs.keep_commits, tier=self.tiered)
         self.arenas.seen = np.zeros(n_heads, dtype=np.int64)
         self.extra: I64 = np.zeros((w.n if extra else 0, EXTRA_COLUMNS), dtype=np.int64)
         self.arrivals: I64 = np.zeros((64, 2), dtype=np.int64)
@@ -166,6 +179,8 @@ class SglangEngine:
             host.split_ns_per_node,
             host.evict_ns_per_node,
         )
+        if self.tiered and self.inputs.host is not None:
+            prepare(s, o.host_pages, o.backup_uses, o.page_size, self.inputs.host)
         s[S_HOST_COSTS] = bool(f[[F_MATCH_NS, F_INSERT_NS, F_SPLIT_NS, F_EVICT_NS]].any())
 
     # -- the contract
@@ -225,12 +240,15 @@ class SglangEngine:
         used = int(s[S_PAGES] - s[S_AVAILABLE] - s[S_EVICTABLE]) * self.granularity
         return int(s[S_ADMITTED]), int(s[S_WAIT_TAIL] - s[S_WAIT_HEAD]) + coming, used
 
-    def match_tokens(self, request: int) -> int:
-        """Prompt tokens a lookup of `request` would hit now; changes nothing."""
+    def match_tokens(self, request: int, host: bool = False) -> int:
+        """Prompt tokens a lookup of `request` would hit now, with `host` those of the host tier too; changes nothing."""
         if self.settings.disabled:
             return 0
         a, c = self.arenas, self.inputs.chains
         pages = (int(self.inputs.workload.prompt_tokens[request]) - 1) // self.granularity
+        if self.tiered:
+            found = peek_tiers(a.nodes, a.table, c.run_offset, c.run_start, c.run_end, request, pages)
+            return int(found[1 if host else 0]) * self.granularity
         return int(peek(a.nodes, a.table, c.run_offset, c.run_start, c.run_end, request, pages)) * self.granularity
 
     def record(self) -> EngineRecord:
@@ -245,14 +263,23 @@ class SglangEngine:
             capacity_tokens=self.capacity_tokens,
             timeline=a.timeline[: a.scalars[S_TIMELINE]].copy(),
             gaps=a.summed_gaps(),
-            totals=totals(a, self.inputs, self.granularity),
-            counters=counters(a, self.granularity),
-            notes=notes(a, self.settings, self.inputs, self.n_cut),
+            totals=totals(a, self.inputs, self.granularity) | self._tier_totals(),
+            counters=counters(a, self.granularity) | self._tier_counters(),
+            notes=(*notes(a, self.settings, self.inputs, self.n_cut), *self._tier_notes()),
             timeline_stride=int(a.scalars[S_TIMELINE_STRIDE]),
             first_commit_ns=commits,
         )
 
     # -- helpers
+
+    def _tier_totals(self) -> dict[str, int]:
+        return tier_totals(self.arenas.scalars, self.granularity) if self.tiered else {}
+
+    def _tier_counters(self) -> dict[str, float]:
+        return tier_counters(self.arenas.scalars, self.inputs, self.granularity) if self.tiered else {}
+
+    def _tier_notes(self) -> tuple[str, ...]:
+        return tier_notes(self.name, self.inputs.host) if self.tiered and self.inputs.host is not None else ()
 
     def args(self) -> tuple[Any, ...]:
         """Arguments of `loop_kernels.advance` but the last."""

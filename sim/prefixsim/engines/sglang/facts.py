@@ -38,6 +38,10 @@ class Settings:
     merge: bool
     strip_thinking: bool
     max_length: int | None
+    host_pages: int = 0
+    """Pages of the host tier; 0: none."""
+    backup_uses: int = 1
+    """Uses of a node after which it is copied to host memory."""
     chosen: tuple[str, ...] = ()
     """Sentences on defaults that were chosen for the user."""
 

@@ -20,6 +20,9 @@ from prefixsim.engines.sglang.state import (
     S_HOST_COSTS,
     S_HOST_EXTRA_NS,
     S_HOST_NS,
+    S_LINK,
+    S_LOAD_WAIT,
+    S_LOADING,
     S_LOOKUP_TOKENS,
     S_NOW,
     S_OVERLAP,
@@ -37,7 +40,9 @@ from prefixsim.engines.sglang.state import (
     S_WAIT_HEAD,
     S_WAIT_TAIL,
 )
-from prefixsim.hardware.step_kernels import step_ns
+from prefixsim.engines.tiers.layout import T_IN_PS, T_LATENCY_PS
+from prefixsim.engines.tiers.link_kernels import duration_ns, transfer_in
+from prefixsim.hardware.step_kernels import C_LAYERS, step_ns
 from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     TL_CACHED_TOKENS,
@@ -79,6 +84,23 @@ def launch(scalars, floats, coef, gemm_us, lm_head_us, tokens, prefills, work, l
         end = start + gpu
     scalars[S_GPU_FREE] = end
     return start, end
+
+
+@lean_kernel
+def load_with_step(scalars, coef, start, end):
+    """A step that needs KV from host memory: each layer is computed when its share has been loaded. Layers are alike, so
+    either the load's first share and all computing, or the whole load and the last layer's computing ends last."""
+    pages = scalars[S_LOADING]
+    scalars[S_LOADING] = 0
+    link = scalars[S_LINK:]
+    took = duration_ns(pages, link[T_IN_PS], link[T_LATENCY_PS])
+    done = transfer_in(link, start, pages)
+    layers = max(1, int(coef[C_LAYERS]))
+    gpu = end - start
+    later = max(end, done - took + took // layers + gpu, done + gpu // layers)
+    scalars[S_LOAD_WAIT] += later - end
+    scalars[S_GPU_FREE] = later
+    return later
 
 
 @lean_kernel

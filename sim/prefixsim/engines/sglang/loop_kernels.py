@@ -5,7 +5,8 @@ Twin: `reference.Scheduler.run` (golden clock); the timed clock adds step time a
 from __future__ import annotations
 
 from prefixsim.engines.sglang.decode_kernels import decode_pass, merge_last
-from prefixsim.engines.sglang.launch_kernels import launch, note_step
+from prefixsim.engines.sglang.hicache_kernels import finish_backups
+from prefixsim.engines.sglang.launch_kernels import launch, load_with_step, note_step
 from prefixsim.engines.sglang.prefill_kernels import prefill_pass
 from prefixsim.engines.sglang.request_kernels import ceil_pages, checkpoint, known_pages, release
 from prefixsim.engines.sglang.state import (
@@ -32,6 +33,7 @@ from prefixsim.engines.sglang.state import (
     R_EXTEND_END,
     R_GONE,
     R_HIGH,
+    R_HOST,
     R_LAST_NS,
     R_LOCK,
     R_MADE,
@@ -60,12 +62,14 @@ from prefixsim.engines.sglang.state import (
     S_FREE_SLOT,
     S_FULL,
     S_GAPS,
+    S_HOST_CACHED,
     S_INSERT_NS,
     S_KEEP_COMMITS,
     S_LAST,
     S_LAST_END,
     S_LAST_PREFILL_HIT,
     S_LAST_PREFILL_INPUT,
+    S_LOADING,
     S_LOOKUP_TOKENS,
     S_MAX_INPUT,
     S_MAX_RUNNING,
@@ -89,6 +93,7 @@ from prefixsim.engines.sglang.state import (
     S_PROCESSED_TOKENS,
     S_REFUSED,
     S_REJECTED,
+    S_RING_N,
     S_RUNNING,
     S_SCHEDULE,
     S_SEEN_ADMITTED,
@@ -99,6 +104,7 @@ from prefixsim.engines.sglang.state import (
     S_STEADY,
     S_STEP_CLOCK,
     S_STEPS,
+    S_TIER,
     S_TIMELINE,
     S_WAIT_HEAD,
     S_WAIT_TAIL,
@@ -117,6 +123,7 @@ from prefixsim.hardware.step_kernels import prefill_item
 from prefixsim.jit import lean_kernel
 from prefixsim.records import (
     REQ_ADMITTED_NS,
+    REQ_CACHED_HOST_TOKENS,
     REQ_CACHED_TOKENS,
     REQ_CHUNKS,
     REQ_DEVICE_TOKENS,
@@ -279,6 +286,8 @@ def start_prefill(
     scalars[S_PREFILL_BATCHES] += 1
     sampled = n - (1 if scalars[S_CHUNKED] != NIL else 0)
     start, end = launch(scalars, floats, coef, gemm_us, lm_head_us, tokens, n, work, longest, 0, 0, sampled)
+    if scalars[S_TIER] == 1 and scalars[S_LOADING] > 0:
+        end = load_with_step(scalars, coef, start, end)
     row[TL_START_NS] = start
     row[TL_END_NS] = end
     row[TL_SCHEDULED_TOKENS] = tokens
@@ -305,6 +314,11 @@ def admitted_now(scalars, run_offset, run_end, heads, marks, slots, slot, rows, 
     rows[request, REQ_KNOWN_TOKENS] = known_pages(run_offset, run_end, heads, marks, request, prompt // page) * page
     scalars[S_LOOKUP_TOKENS] += prompt
     scalars[S_CACHED_TOKENS] += slots[slot, R_PREFIX]
+    if scalars[S_TIER] == 1:
+        host = slots[slot, R_HOST] * page
+        rows[request, REQ_CACHED_HOST_TOKENS] = host
+        rows[request, REQ_DEVICE_TOKENS] -= host
+        scalars[S_HOST_CACHED] += host
 
 
 @lean_kernel
@@ -409,6 +423,7 @@ def advance(
         if (
             scalars[S_STEADY] == 1
             and scalars[S_SINGLE_STEP] == 0
+            and scalars[S_RING_N] == 0
             and (waiting == 0 or scalars[S_FULL] == 1 or scalars[S_RUNNING] >= scalars[S_MAX_RUNNING])
             and steady_steps(
                 scalars, floats, nodes, table, heap, slots, lists, arrivals, coef, gemm_us, lm_head_us, timeline, gaps,
@@ -436,6 +451,8 @@ def iterate(
 ):  # fmt: skip
     """One iteration. False: the engine would stop for want of memory."""
     unit = scalars[S_STEP_CLOCK]
+    if scalars[S_TIER] == 1:
+        finish_backups(scalars, nodes, heap, scalars[S_NOW])
     was_running = scalars[S_RUNNING] if scalars[S_LAST] == 0 else NIL
     was_pending = scalars[S_PENDING] if scalars[S_PENDING_PREFILL] == 0 else NIL
     scalars[S_STEADY] = 0

@@ -4,6 +4,8 @@ Twin: `reference.Scheduler.prefill_batch` and what it calls."""
 
 from __future__ import annotations
 
+from prefixsim.engines.sglang.hicache_kernels import load_back
+from prefixsim.engines.sglang.host_kernels import on_device
 from prefixsim.engines.sglang.request_kernels import ceil_pages
 from prefixsim.engines.sglang.state import (
     CLIP_NEW_TOKENS,
@@ -17,6 +19,7 @@ from prefixsim.engines.sglang.state import (
     NO_TOKEN,
     OTHER,
     R_EXTEND_END,
+    R_HOST,
     R_LOCK,
     R_MADE,
     R_MAX_NEW,
@@ -36,6 +39,7 @@ from prefixsim.engines.sglang.state import (
     S_RUNNING,
     S_SCHEDULE,
     S_STEP_CLOCK,
+    S_TIER,
     S_WAIT_HEAD,
     S_WAIT_TAIL,
     SHORTEST,
@@ -113,14 +117,9 @@ def continue_chunk(scalars, slots, budget, left, slot, limit):
 
 
 @lean_kernel
-def admit(scalars, nodes, heap, slots, budget, left, slot, n_batch):
-    """Tries to admit a looked-up request: (whether, is it a chunk, what the pass should do next)."""
+def shape(scalars, budget, left, total, prefix, tokens, n_batch):
+    """How much of a request one pass may compute: (refusal or CONTINUE, tokens, is it a chunk)."""
     page = scalars[S_PAGE]
-    prefix = slots[slot, R_PREFIX]
-    tokens = slots[slot, R_PROMPT] + slots[slot, R_MADE] - prefix
-    total = tokens + min(max(slots[slot, R_MAX_NEW] - slots[slot, R_MADE], 0), CLIP_NEW_TOKENS) + page
-    node = slots[slot, R_NODE]
-    lock(scalars, nodes, heap, node, ROOT)
     refusal = CONTINUE
     extend = tokens
     chunked = False
@@ -135,6 +134,31 @@ def admit(scalars, nodes, heap, slots, budget, left, slot, n_batch):
         chunked = True
         if extend <= 0 or (scalars[S_CHUNKED] != NIL and scalars[S_SCHEDULE] == SHORTEST):
             refusal = OTHER
+    return refusal, extend, chunked
+
+
+@lean_kernel
+def admit(scalars, nodes, table, heap, slots, budget, left, slot, n_batch):
+    """Tries to admit a looked-up request: (whether, is it a chunk, what the pass should do next)."""
+    page = scalars[S_PAGE]
+    prefix = slots[slot, R_PREFIX]
+    tokens = slots[slot, R_PROMPT] + slots[slot, R_MADE] - prefix
+    total = tokens + min(max(slots[slot, R_MAX_NEW] - slots[slot, R_MADE], 0), CLIP_NEW_TOKENS) + page
+    node = slots[slot, R_NODE]
+    host = 0
+    if scalars[S_TIER] == 1:
+        node = on_device(nodes, node)
+        host = slots[slot, R_HOST] * page
+    lock(scalars, nodes, heap, node, ROOT)
+    refusal, extend, chunked = shape(scalars, budget, left, total, prefix + host, tokens - host, n_batch)
+    if refusal == CONTINUE and host > 0:
+        if load_back(scalars, nodes, table, heap, slots[slot, R_NODE], node) > 0:
+            node = slots[slot, R_NODE]
+            prefix += host
+            slots[slot, R_PREFIX] = prefix
+        else:  # computed again instead
+            slots[slot, R_HOST] = 0
+            refusal, extend, chunked = shape(scalars, budget, left, total, prefix, tokens, n_batch)
     if refusal != CONTINUE:
         unlock(scalars, nodes, heap, node)
         return False, False, refusal
@@ -189,7 +213,7 @@ def prefill_pass(
         slot = lists[L_WAITING, scalars[S_WAIT_HEAD]]
         length = slots[slot, R_PROMPT] + slots[slot, R_MADE]
         look_up(scalars, nodes, table, heap, run_offset, run_start, run_end, slots, slot, length - 1)
-        admitted, is_chunk, verdict = admit(scalars, nodes, heap, slots, budget, left, slot, count)
+        admitted, is_chunk, verdict = admit(scalars, nodes, table, heap, slots, budget, left, slot, count)
         if admitted:
             lists[L_BATCH, count] = slot
             count += 1

@@ -4,6 +4,7 @@ Compiled through `prefixsim.jit`. Twin: `reference.Cache`, `run_sequential`, `ru
 
 from __future__ import annotations
 
+from prefixsim.engines.sglang.hicache_kernels import back_up_path
 from prefixsim.engines.sglang.state import (
     DONE,
     GROW_COMMITS,
@@ -37,6 +38,7 @@ from prefixsim.engines.sglang.state import (
     S_PAGE,
     S_RUNNING,
     S_STRIP_THINKING,
+    S_TIER,
     W_OUTPUTS,
     W_PRIORITY,
     W_PROMPT,
@@ -137,6 +139,8 @@ def checkpoint(
     )
     if matched > slots[slot, R_PROTECTED]:
         scalars[S_AVAILABLE] += matched - slots[slot, R_PROTECTED]  # duplicates of what the tree holds
+    if scalars[S_TIER] == 1:
+        back_up_path(scalars, nodes, table, heap, node, slots[slot, R_INSERTED])
     slots[slot, R_INSERTED] = max(slots[slot, R_INSERTED], n)
     prompt = slots[slot, R_PROMPT] // page
     if prompt > 0 and prompt < n:

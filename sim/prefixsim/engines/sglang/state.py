@@ -118,8 +118,27 @@ ROOT = 0
     S_SEEN_USED,
     S_STEADY,  # 1: the last iteration decoded exactly the running batch and nobody ended
     S_INSERT_NS,  # when inserts now happen
+    # host tier
+    S_TIER,
+    S_HOST_PAGES,
+    S_HOST_AVAILABLE,
+    S_HOST_PEAK,
+    S_HOST_LEAVES,
+    S_HOST_EVICTED,
+    S_HOST_FAILED,  # backups that found no room
+    S_HOST_PINNED,  # node that must stay: it is about to be loaded
+    S_BACKUP_USES,  # uses of a node after which it is written to host memory
+    S_LOAD_FLOOR,  # tokens below which nothing is loaded
+    S_LOADING,  # pages to be loaded with the batch being built
+    S_LOAD_WAIT,  # ns by which loads made steps longer
+    S_LOAD_SKIPPED,  # pages found in host memory and not loaded
+    S_HOST_CACHED,  # tokens served from host memory at first admissions
+    S_RING_AT,
+    S_RING_N,
+    S_LINK,  # the link's scalars (`engines.tiers.layout`) begin here
     N_SCALARS,
-) = range(93)
+) = range(110)
+LINK_SCALARS = 13
 
 (
     F_RATIO,
@@ -154,6 +173,18 @@ ROOT = 0
 ) = range(17)
 
 (
+    # with a host tier, nodes have more columns; N_CHILDREN and N_CHILD_SUM then count children on the device only
+    N_DEVICE,  # 1: its KV is on the GPU; what is above it is, too
+    N_HOST,  # 1: its KV is in host memory; what is above it is, too
+    N_ALL,  # children
+    N_HOST_PLACE,  # place among the host leaves, NIL when not one
+    N_HOST_HEAP,  # the last three columns are lists that share the array: host leaves as a heap of nodes,
+    N_RING,  # nodes being written to host memory, in order of submission,
+    N_RING_NS,  # and when they are
+    TIER_COLUMNS,
+) = range(16, 24)
+
+(
     R_MADE,  # output tokens known
     R_OUTPUTS,
     R_COMMITTED,  # tokens with KV
@@ -178,8 +209,9 @@ ROOT = 0
     R_ENTRY,  # when it joined the waiting queue
     R_ARRIVED_TOKENS,  # prefill tokens processed by then
     R_CHUNKS,  # prefills, those after retractions too
+    R_HOST,  # pages of its prefix that are in host memory only; after its admission: that came from there
     SLOT_COLUMNS,
-) = range(25)
+) = range(26)
 
 L_WAITING, L_RUNNING, L_LAST, L_PENDING, L_BATCH, L_ORDER, L_TEMP, L_KEY1, L_KEY2, N_LISTS = range(10)
 

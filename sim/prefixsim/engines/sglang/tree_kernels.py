@@ -10,16 +10,22 @@ comparisons, and where two rows part is a walk over runs.
 from __future__ import annotations
 
 from prefixsim.engines.sglang.heap_kernels import drop_leaf, move_leaf, push_leaf
+from prefixsim.engines.sglang.host_kernels import bring_back, demote, host_split, host_touch
 from prefixsim.engines.sglang.state import (
     N_ACCESS,
+    N_ALL,
     N_CHILD_SUM,
     N_CHILDREN,
     N_CREATED,
+    N_DEVICE,
     N_END,
     N_FIRST,
     N_HEAP,
     N_HISTORY,
     N_HITS,
+    N_HOST,
+    N_HOST_HEAP,
+    N_HOST_PLACE,
     N_LAST_START,
     N_LOCKS,
     N_ORDER,
@@ -41,6 +47,7 @@ from prefixsim.engines.sglang.state import (
     S_PEAK_NODES,
     S_POLICY,
     S_PROTECTED,
+    S_TIER,
     S_W_EVICT,
     S_W_EVICT_CALLS,
     S_W_EVICT_LEAVES,
@@ -51,57 +58,8 @@ from prefixsim.engines.sglang.state import (
     TICK,
     TLRU,
 )
+from prefixsim.engines.sglang.table_kernels import table_drop, table_find, table_set
 from prefixsim.jit import lean_kernel
-
-
-@lean_kernel
-def table_home(table, chain):
-    """Slot where a chain id would like to be."""
-    h = ((chain ^ (chain >> 29)) & 0x7FFFFFFF) * 0x9E3779B1
-    return (h >> 15) & (table.shape[0] - 1)
-
-
-@lean_kernel
-def table_find(table, chain):
-    """Node whose segment begins with this chain id, or NIL."""
-    mask = table.shape[0] - 1
-    at = table_home(table, chain)
-    while table[at, 1] != NIL:
-        if table[at, 0] == chain:
-            return table[at, 1]
-        at = (at + 1) & mask
-    return NIL
-
-
-@lean_kernel
-def table_set(table, chain, node):
-    """Adds a chain id, or gives it another node."""
-    mask = table.shape[0] - 1
-    at = table_home(table, chain)
-    while table[at, 1] != NIL and table[at, 0] != chain:
-        at = (at + 1) & mask
-    table[at, 0] = chain
-    table[at, 1] = node
-
-
-@lean_kernel
-def table_drop(table, chain):
-    """Removes a chain id that is there; entries behind it move up, so no tombstones pile up."""
-    mask = table.shape[0] - 1
-    hole = table_home(table, chain)
-    while table[hole, 0] != chain or table[hole, 1] == NIL:
-        hole = (hole + 1) & mask
-    at = hole
-    while True:
-        at = (at + 1) & mask
-        if table[at, 1] == NIL:
-            break
-        home = table_home(table, table[at, 0])
-        if ((at - home) & mask) >= ((at - hole) & mask):
-            table[hole, 0] = table[at, 0]
-            table[hole, 1] = table[at, 1]
-            hole = at
-    table[hole, 1] = NIL
 
 
 @lean_kernel
@@ -161,7 +119,7 @@ def split(scalars, nodes, table, heap, run_offset, run_start, run_end, child, pa
     scalars[S_W_SPLIT] += 1
     parent = nodes[child, N_PARENT]
     upper = new_node(scalars, nodes)
-    for c in range(nodes.shape[1]):
+    for c in range(min(nodes.shape[1], N_HOST_HEAP)):
         nodes[upper, c] = nodes[child, c]
     base = run_offset[nodes[child, N_REP]]
     at = base + run
@@ -185,6 +143,8 @@ def split(scalars, nodes, table, heap, run_offset, run_start, run_end, child, pa
     nodes[child, N_ORDER] = clock
     if nodes[child, N_HEAP] != NIL:
         move_leaf(scalars, nodes, heap, child)
+    if scalars[S_TIER] == 1:
+        host_split(scalars, nodes, upper, child)
     return upper
 
 
@@ -223,6 +183,8 @@ def match(scalars, nodes, table, heap, run_offset, run_start, run_end, row, n):
         up = nodes[up, N_PARENT]
     if nodes[node, N_HEAP] != NIL:
         move_leaf(scalars, nodes, heap, node)
+    if scalars[S_TIER] == 1:
+        host_touch(scalars, nodes, heap, node)
     return node
 
 
@@ -269,7 +231,7 @@ def use(scalars, nodes, node, priority, counted):
 
 @lean_kernel
 def insert(scalars, nodes, table, heap, run_offset, run_start, run_end, start, row, n, priority, counted):
-    """Makes the first n pages of a row resident: (pages that already were, the node it ends on).
+    """Makes the first n pages of a row resident: (pages that already were on the GPU, the node it ends on).
 
     start: a node known to be on the row's path (the one its request is locked at, or the root), not deeper than n.
     The node it ends on may be an unlocked leaf that is not in the heap yet: the caller settles it."""
@@ -278,6 +240,7 @@ def insert(scalars, nodes, table, heap, run_offset, run_start, run_end, start, r
     at = nodes[start, N_END]
     base, last = run_offset[row], run_offset[row + 1]
     run = base + nodes[start, N_RUN] if start != ROOT else base
+    matched = at
     while at < n:
         while run_end[run] <= at:
             run += 1
@@ -297,7 +260,10 @@ def insert(scalars, nodes, table, heap, run_offset, run_start, run_end, start, r
         nodes[node, N_PRIORITY] = max(nodes[node, N_PRIORITY], priority)
         if at > counted:
             nodes[node, N_HITS] += 1
-    matched = at
+        if scalars[S_TIER] == 1 and nodes[node, N_DEVICE] == 0:
+            bring_back(scalars, nodes, heap, node)  # with the KV that its request has computed
+        else:
+            matched = at
     if at < n:
         node = add_leaf(
             scalars, nodes, table, heap, run_start, run_end, node, base, run, row, at, n, priority, n > counted
@@ -334,6 +300,12 @@ def add_leaf(scalars, nodes, table, heap, run_start, run_end, parent, base, run,
     table_set(table, chain, leaf)
     nodes[parent, N_CHILDREN] += 1
     nodes[parent, N_CHILD_SUM] += leaf
+    if scalars[S_TIER] == 1:
+        nodes[leaf, N_DEVICE] = 1
+        nodes[leaf, N_HOST] = 0
+        nodes[leaf, N_ALL] = 0
+        nodes[leaf, N_HOST_PLACE] = NIL
+        nodes[parent, N_ALL] += 1
     if nodes[parent, N_HEAP] != NIL:
         drop_leaf(scalars, nodes, heap, parent)
     scalars[S_EVICTABLE] += n - at
@@ -418,10 +390,15 @@ def make_room(scalars, nodes, table, heap, pages):
         drop_leaf(scalars, nodes, heap, victim)
         parent = nodes[victim, N_PARENT]
         freed = nodes[victim, N_END] - nodes[parent, N_END]
-        table_drop(table, nodes[victim, N_FIRST])
-        nodes[victim, N_PARENT] = scalars[S_FREE_NODE]
-        scalars[S_FREE_NODE] = victim
-        scalars[S_NODES] -= 1
+        if scalars[S_TIER] == 1 and nodes[victim, N_HOST] == 1:
+            demote(scalars, nodes, victim)
+        else:
+            table_drop(table, nodes[victim, N_FIRST])
+            nodes[victim, N_PARENT] = scalars[S_FREE_NODE]
+            scalars[S_FREE_NODE] = victim
+            scalars[S_NODES] -= 1
+            if scalars[S_TIER] == 1:
+                nodes[parent, N_ALL] -= 1
         scalars[S_AVAILABLE] += freed
         scalars[S_EVICTABLE] -= freed
         scalars[S_EVICTED] += freed
@@ -461,11 +438,3 @@ def merge(scalars, nodes, table, heap, parent):
     scalars[S_NODES] -= 1
     if nodes[child, N_HEAP] != NIL:
         move_leaf(scalars, nodes, heap, child)
-
-
-@lean_kernel
-def table_refill(old, table):
-    """Moves the entries of a table into a larger, empty one."""
-    for at in range(old.shape[0]):
-        if old[at, 1] != NIL:
-            table_set(table, old[at, 0], old[at, 1])

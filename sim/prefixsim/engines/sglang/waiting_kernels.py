@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from prefixsim.engines.sglang.hicache_kernels import split_hit
 from prefixsim.engines.sglang.state import (
     DFS_WEIGHT,
     FCFS,
@@ -25,6 +26,7 @@ from prefixsim.engines.sglang.state import (
     NIL,
     R_ARRIVED_TOKENS,
     R_ENTRY,
+    R_HOST,
     R_MADE,
     R_MATCHED,
     R_MAX_NEW,
@@ -43,6 +45,7 @@ from prefixsim.engines.sglang.state import (
     S_REFRESHES,
     S_SCHEDULE,
     S_STEP_CLOCK,
+    S_TIER,
     S_WAIT_HEAD,
     S_WAIT_TAIL,
     W_HEAD,
@@ -88,7 +91,7 @@ def stable_sort(order, temp, ratio, key1, key2, n):
 
 @lean_kernel
 def look_up(scalars, nodes, table, heap, run_offset, run_start, run_end, slots, slot, tokens):
-    """Matches the first `tokens` tokens of a request and adopts the hit."""
+    """Matches the first `tokens` tokens of a request and adopts the hit; what is in host memory only is kept apart."""
     page = scalars[S_PAGE]
     node = ROOT
     if scalars[S_DISABLED] == 0:
@@ -97,6 +100,10 @@ def look_up(scalars, nodes, table, heap, run_offset, run_start, run_end, slots, 
     slots[slot, R_NODE] = node
     slots[slot, R_PREFIX] = nodes[node, N_END] * page
     slots[slot, R_MATCHED] = min(slots[slot, R_PREFIX], slots[slot, R_PROMPT] + slots[slot, R_MADE] - 1)
+    if scalars[S_TIER] == 1:
+        last, host = split_hit(nodes, node)
+        slots[slot, R_PREFIX] = nodes[last, N_END] * page
+        slots[slot, R_HOST] = host
 
 
 @lean_kernel
