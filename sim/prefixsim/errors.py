@@ -15,10 +15,12 @@ CheckFailed                    exit 1: it ran, and an expectation failed
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 EXIT_OK, EXIT_CHECK_FAILED, EXIT_COULD_NOT_RUN = 0, 1, 2
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class CheckFailed(PrefixsimError):
     """An expectation or a baseline comparison failed."""
 
     exit_code = EXIT_CHECK_FAILED
+
+
+def printable(text: str) -> str:
+    """The text with control characters (all but newlines and tabs) as escapes: names in a file must not steer a terminal."""
+    return _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,9 +1,13 @@
-"""Where shipped data and the user's caches lie."""
+"""Where shipped data and the user's caches lie, and how a file that a person names is opened."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -27,3 +31,32 @@ def cache_dir() -> Path:
         return Path.home() / ".cache" / "prefixsim"
     except RuntimeError:  # no home at all
         return Path(os.environ.get("TMPDIR", "/tmp")) / f"prefixsim-cache-{os.getuid()}"
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Opens a file to read its bytes. Raises OSError, also for what is no regular file (a pipe may wait for ever, a device
+    never end) and for what can be no file name."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as exc:  # a NUL, or characters that the file system's encoding lacks
+        raise OSError(errno.EINVAL, f"no file name ({exc})", str(path)) from None
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
+        raise OSError(errno.EINVAL, f"is {what}, not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def open_text(path: str | Path, newline: str | None = None, errors: str = "replace") -> TextIO:
+    """As `open_regular`, for UTF-8 text; a byte order mark is dropped."""
+    return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors=errors, newline=newline)
+
+
+def read_regular(path: str | Path, limit: int) -> bytes:
+    """All bytes of a regular file. Raises OSError, also where there are more than `limit`."""
+    with open_regular(path) as f:
+        raw = f.read(limit + 1)
+    if len(raw) > limit:
+        raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB", str(path))
+    return raw

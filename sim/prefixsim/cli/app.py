@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -10,7 +13,7 @@ import sys
 import typer
 
 import prefixsim.cli
-from prefixsim.errors import EXIT_COULD_NOT_RUN, PrefixsimError
+from prefixsim.errors import EXIT_COULD_NOT_RUN, PrefixsimError, printable
 
 INTERRUPTED = 130
 
@@ -47,21 +50,28 @@ def register_commands() -> None:
 def run_app() -> None:
     """Runs the application. Exit codes: 0 fine, 1 a check failed, 2 could not run. No traceback reaches a user
     (PREFIXSIM_DEBUG=1 shows it)."""
-    register_commands()
+    _escape_what_cannot_be_encoded()
     try:
-        app()
+        register_commands()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a full disk or a closed pipe shows here, not while Python ends
     except PrefixsimError as exc:
         _fail(exc, f"error: {exc}", exc.exit_code)
     except SystemExit as exc:
         if exc.code == INTERRUPTED:  # typer has turned Ctrl-C into it
             _fail(exc, "interrupted; finished results are kept")
+        if isinstance(exc.__context__, BrokenPipeError):  # typer's exit code for it would mean a failed check
+            _drop_stdout()
+            sys.exit(EXIT_COULD_NOT_RUN)
         raise
     except KeyboardInterrupt as exc:
         _fail(exc, "interrupted; finished results are kept")
     except MemoryError as exc:
         _fail(exc, "error: out of memory; use a shorter trace, a coarser granularity or fewer replicas")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(EXIT_COULD_NOT_RUN)
     except OSError as exc:
         _fail(exc, f"error: {exc.filename or 'output'}: {exc.strerror or exc}")
@@ -75,5 +85,31 @@ def run_app() -> None:
 def _fail(exc: BaseException, message: str, code: int = EXIT_COULD_NOT_RUN) -> None:
     if os.environ.get("PREFIXSIM_DEBUG", "") not in ("", "0"):
         raise exc
-    print(message, file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+    with contextlib.suppress(OSError):
+        print(printable(message), file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def _drop_stdout() -> None:
+    """Nobody reads it any more, or it cannot be written: what is still buffered goes nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """Where a terminal's encoding lacks a character, or a file name is not UTF-8, JSON's \\uXXXX stands for it."""
+    codecs.register_error("prefixsim.escape", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="prefixsim.escape")
+
+
+def _escaped(fault: UnicodeError) -> tuple[str, int]:
+    if not isinstance(fault, UnicodeEncodeError):
+        raise fault
+    units = fault.object[fault.start : fault.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)), fault.end

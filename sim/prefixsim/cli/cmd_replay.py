@@ -166,8 +166,9 @@ def _replay_cases(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import json
 
     from prefixsim.errors import InputError, Problem, TraceError, nearest
+    from prefixsim.paths import open_text
 
-    with path.open(encoding="utf-8", errors="surrogateescape") as file:
+    with open_text(path, errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

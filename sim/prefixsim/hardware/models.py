@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from prefixsim.errors import NotModelledError, Problem, ProfileError
+from prefixsim.paths import read_regular
 from prefixsim.scenario.base import Strict
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -230,11 +231,7 @@ def model_from_config(path: Path) -> ModelProfile:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as f:
-            raw = f.read(MAX_CONFIG_BYTES + 1)
-        if len(raw) > MAX_CONFIG_BYTES:
-            raise ProfileError(Problem("larger than 4 MiB: not a config.json", str(path)))
-        data = json.loads(raw.decode("utf-8-sig"))
+        data = json.loads(read_regular(path, MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except OSError as exc:
         raise ProfileError(Problem(f"cannot be read: {exc.strerror or exc}", str(path))) from None
     except UnicodeDecodeError:
@@ -243,6 +240,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ProfileError(Problem("nested too deeply", str(path))) from None
     except json.JSONDecodeError as exc:
         raise ProfileError(Problem(f"not valid JSON: {exc.msg}", str(path), exc.lineno, exc.colno)) from None
+    except ValueError as exc:  # a number of thousands of digits
+        raise ProfileError(Problem(f"not valid JSON: {exc}", str(path))) from None
     if not isinstance(data, dict):
         raise ProfileError(Problem("expected a JSON object", str(path)))
     return data

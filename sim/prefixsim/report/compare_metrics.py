@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem, nearest
+from prefixsim.paths import open_text
 from prefixsim.report import facts
 from prefixsim.report.exposition import Sample, is_gauge, is_share, parse, split_name
 from prefixsim.report.folder import RunFolder
@@ -86,7 +87,7 @@ def sniff(path: Path) -> str:
     """ "scrape", "jsonl" or "csv", by the first line that is not empty."""
     if not path.is_file():
         raise InputError(Problem("no such file" if not path.exists() else "not a regular file", file=str(path)))
-    with path.open(encoding="utf-8-sig", errors="replace") as f:
+    with open_text(path) as f:
         for _ in range(1000):
             line = f.readline(LINE_LIMIT)
             if not line:
@@ -112,7 +113,7 @@ def read_scrape(path: Path) -> dict[str, list[Sample]]:
     if path.stat().st_size > SCRAPE_LIMIT:
         raise InputError(Problem(f"is larger than {SCRAPE_LIMIT >> 20} MiB: not a scrape", file=str(path)))
     out: dict[str, list[Sample]] = {}
-    with path.open(encoding="utf-8-sig", errors="replace") as f:
+    with open_text(path) as f:
         for sample in parse(f, str(path)):
             name = sample.name.removesuffix("_total")
             out.setdefault(OLD_NAMES.get(name, name), []).append(sample)

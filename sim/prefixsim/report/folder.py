@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem
+from prefixsim.paths import read_regular
 
 JSON_LIMIT = 64 << 20
 SCENARIO_LIMIT = 200 << 10
@@ -79,7 +80,7 @@ def read_json(path: Path, expected: type) -> Any:
     if size > JSON_LIMIT:
         raise InputError(Problem(f"is {size >> 20} MiB; at most {JSON_LIMIT >> 20} MiB can be read", file=str(path)))
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path, JSON_LIMIT))
     except json.JSONDecodeError as exc:
         what = "is empty" if size == 0 else f"is not whole JSON ({exc.msg}); the run may have been cut short"
         raise InputError(Problem(what, file=str(path), line=exc.lineno, column=exc.colno)) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem
+from prefixsim.paths import open_text
 from prefixsim.report import facts
 from prefixsim.report.tables import bounded_lines
 
@@ -47,7 +48,7 @@ class Logged:
 
 def read_log(path: Path, kind: str) -> Iterator[Logged]:
     """Requests of a JSONL or CSV log. Raises InputError with the line number."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as f:
+    with open_text(path, newline="") as f:
         rows = _json_rows(path, f) if kind == "jsonl" else _csv_rows(path, f)
         for line, row in rows:
             cached = _first_number(row, CACHED_KEYS)

@@ -9,9 +9,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from prefixsim.errors import InputError, Problem
+from prefixsim.paths import read_regular
 from prefixsim.scenario.base import Strict
 
 BASELINE_VERSION = 1
+MAX_BYTES = 64 << 20
 
 
 class BaselineMetric(Strict):
@@ -54,7 +56,7 @@ class Baseline(Strict):
 def read_baseline(path: Path) -> Baseline:
     """Reads a baseline. Raises InputError: missing, not JSON, another schema version, wrong keys (each named)."""
     try:
-        raw: Any = json.loads(path.read_bytes())
+        raw: Any = json.loads(read_regular(path, MAX_BYTES))
     except OSError as exc:
         hint = "; --update-baseline makes it" if isinstance(exc, FileNotFoundError) else ""
         raise InputError(Problem(f"cannot be read: {exc.strerror or exc}{hint}", file=str(path))) from None

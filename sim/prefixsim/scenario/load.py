@@ -37,6 +37,8 @@ def find_scenario(path_or_name: str | Path) -> Path:
             return shipped
         if path.is_dir():
             raise ScenarioError(Problem("is a folder, not a scenario file", file=text))
+        if path.exists():
+            raise ScenarioError(Problem("is a pipe, socket or device, not a scenario file", file=text))
     except (OSError, ValueError) as exc:
         raise ScenarioError(Problem(f"cannot be read: {exc}", file=f"{path_or_name!s:.200}")) from None
     raise ScenarioError(

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from prefixsim.errors import InputError, Problem, ScenarioError, nearest
+from prefixsim.paths import open_regular
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -73,11 +74,15 @@ def parse(text: str, file: str, error: type[InputError] = ScenarioError) -> Docu
         raise error(Problem(f"larger than {MAX_BYTES >> 20} MiB: not a scenario", file=file))
     problems: list[Problem] = []
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth = 0
+        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+            mark = event.start_mark
+            at = (mark.line + 1, mark.column + 1) if mark else (None, None)
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                mark = event.start_mark
-                at = (mark.line + 1, mark.column + 1) if mark else (None, None)
                 raise error(Problem("anchors and aliases are not accepted: write the value out", file, *at))
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH or number > 3 * MAX_NODES:  # here, as composing costs more than the text is long
+                raise error(Problem("too many values or nested too deeply", file, *at))
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -166,7 +171,7 @@ def scalar(node: yaml.Node) -> Any:
 def read(path: Path, error: type[InputError] = ScenarioError) -> Document:
     """Reads and parses a file. Raises `error` when it is missing, unreadable, not UTF-8 or not acceptable YAML."""
     try:
-        with path.open("rb") as f:
+        with open_regular(path) as f:
             raw = f.read(MAX_BYTES + 1)
     except OSError as exc:
         raise error(Problem(f"cannot be read: {exc.strerror or exc}", file=str(path))) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from prefixsim.errors import MissingExtraError, Problem, TraceError
+from prefixsim.paths import open_regular
 
 BLOCK_BYTES = 16 << 20
 MAX_LINE_BYTES = 64 << 20
@@ -80,7 +81,7 @@ class TraceFile:
         """Decompressed bytes; a UTF-8 byte order mark at the start is dropped."""
         digest = hashlib.sha256()
         try:
-            with self.path.open("rb") as raw, ThreadPoolExecutor(1) as helper:
+            with open_regular(self.path) as raw, ThreadPoolExecutor(1) as helper:
                 hashing = _Hashing(raw, digest, helper)
                 stream = self._open(raw, hashing)
                 total, first = 0, True
