@@ -17,6 +17,10 @@ from prefixsim.study.grid import for_all_engines
 S = TypeVar("S", StudySpec, PlanSpec)
 
 
+_KEYS: dict[type[StudySpec] | type[PlanSpec], set[str]] = {StudySpec: {"axes"}, PlanSpec: {"limits", "find"}}
+"""Keys that tell one kind of study from the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Study(Generic[S]):
     """A study file: its spec, where it lies, and the base scenario's file."""
@@ -42,6 +46,11 @@ def load_study(path: Path, model: type[S]) -> Study[S]:
     document = strict_yaml.read(path)
     if not isinstance(document.data, dict):
         raise ScenarioError(Problem("a study is a mapping of keys (name, base, axes, ...)", file=str(path)))
+    for other, command in ((PlanSpec, "plan"), (StudySpec, "sweep")):
+        if model is not other and _KEYS[other] & document.data.keys() and not _KEYS[model] & document.data.keys():
+            raise ScenarioError(Problem(f"this is a study for `prefixsim {command}`", file=str(path)))
+    if "workload" in document.data and "base" not in document.data:
+        raise ScenarioError(Problem("this is a scenario, not a study: a study has `base:`", file=str(path)))
     spec = strict_yaml.validate(document, model)
     near = path.parent / spec.base
     try:

@@ -107,8 +107,9 @@ def run_plan(
         hunt.answer.capped |= isinstance(hunt.search, RateSearch) and hunt.search.capped
         if best is None and not hunt.answer.miss:
             hunt.answer.miss = hunt.last_miss
-        if hunt.repeat == 0 and hunt.best_summary is not None:
-            _describe(spec, hunt)
+    for hunt in hunts:
+        if hunt.repeat == 0 and hunt.best_summary is not None and hunt.answer.value is not None:
+            _describe(study, hunt)
     _gradients(study, [h for h in hunts if h.repeat == 0 and h.answer.caching and h.best_summary], executor, store)
     return answers
 
@@ -205,9 +206,9 @@ def misses(limits: list[Limit], engine: str, summary: dict[str, Any]) -> str:
     return "; ".join(said)
 
 
-def _describe(spec: PlanSpec, hunt: _Hunt) -> None:
+def _describe(study: Study[PlanSpec], hunt: _Hunt) -> None:
     """Numbers at the answer, and money where a price is known."""
-    summary, answer = hunt.best_summary, hunt.answer
+    summary, answer, spec = hunt.best_summary, hunt.answer, study.spec
     assert summary is not None
     for metric in (
         "hit_rate",
@@ -221,11 +222,26 @@ def _describe(spec: PlanSpec, hunt: _Hunt) -> None:
         if value is not None:
             answer.at[metric] = value
     price = replica_price(spec, summary)
-    if price is not None:
-        answer.usd_per_hour = price * float(summary.get("replicas") or 1)
-        tokens = answer.at.get("output_tokens_per_s", 0.0) + answer.at.get("prompt_tokens_per_s", 0.0)
-        if tokens > 0:
-            answer.usd_per_million_tokens = answer.usd_per_hour / 3600.0 / tokens * 1e6
+    if price is None:
+        return
+    answer.usd_per_hour = price * float(summary.get("replicas") or 1)
+    tokens = sustained_tokens_per_s(study, hunt, summary)
+    if tokens > 0:
+        answer.at["tokens_per_s"] = tokens
+        answer.usd_per_million_tokens = answer.usd_per_hour / 3600.0 / tokens * 1e6
+
+
+def sustained_tokens_per_s(study: Study[PlanSpec], hunt: _Hunt, summary: dict[str, Any]) -> float:
+    """Prompt + output tokens a second in steady state: sessions that start a second x tokens of a session. A run's own
+    throughput counts the time in which its last sessions run out, which says nothing about a fleet that goes on."""
+    key = study.spec.rate_key if study.spec.find == "max_rate" else "replicas"
+    value = hunt.answer.value if study.spec.find == "max_rate" else hunt.search.best
+    arrivals = getattr(study.scenario({**hunt.settings, key: value}, hunt.repeat).workload, "arrivals", None)
+    rate, workload = getattr(arrivals, "rate_per_s", None), summary["workload"]
+    if rate and workload.get("sessions"):
+        return float(rate) * (workload["prompt_tokens"] + workload["output_tokens"]) / workload["sessions"]
+    part = summary["engines"][hunt.answer.engine]
+    return float(part["prompt_tokens_per_s"] or 0) + float(part["output_tokens_per_s"] or 0)
 
 
 def replica_price(spec: PlanSpec, summary: dict[str, Any]) -> float | None:

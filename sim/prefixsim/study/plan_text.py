@@ -30,6 +30,11 @@ def conclusion(spec: PlanSpec, answers: list[Answer]) -> list[str]:
         )
     elif best.usd_per_hour is None:
         said.append("No price is known for this GPU: give `prices:` in the study to see costs.")
+    for a in answers:
+        if a.value is None and (a.caching or a is not off):
+            said.append(
+                f"{label(a)}{'' if a.caching else ' without caching'}: none passes ({a.error or a.miss or 'no reason known'})."
+            )
     gradient = best.kv_gradient
     if gradient:
         said.append(
