@@ -153,6 +153,9 @@ class PlanSpec(Strict):
     """The scenario key that holds the rate."""
     rate: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.1, 1000.0]
     """Bounds of the rate searched, requests a second (max_rate)."""
+    window_s: float | None = Field(None, gt=0, le=1e7)
+    """How long sessions keep arriving in each simulation: the number of requests follows from the rate. Should be several
+    times as long as a session; default: the base's own number of requests, whatever time that is."""
     replicas: Annotated[list[int], Field(min_length=2, max_length=2)] = [1, 64]
     """Bounds of the number of replicas searched (cheapest_fleet)."""
     tolerance: float = Field(0.02, gt=0, lt=1)

@@ -7,8 +7,10 @@ mean over seeds with its 95 % interval. A run that is saturated (its queue grows
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import PrefixsimError
@@ -21,6 +23,7 @@ from prefixsim.study.metrics import lookup, mean_interval
 from prefixsim.study.points import Job, make_job, run_job
 from prefixsim.study.search import FleetSearch, RateSearch
 from prefixsim.study.store import PointStore
+from prefixsim.workload.load import load_workload
 
 Progress = Callable[[int, int], None]
 CACHING_OFF = {"vllm": {"enable_prefix_caching": False}, "sglang": {"disable_radix_cache": True}}
@@ -41,6 +44,7 @@ class Answer:
     usd_per_million_tokens: float | None = None
     miss: str = ""
     error: str = ""
+    short: str = ""
     at: dict[str, float] = field(default_factory=dict)
     kv_gradient: dict[str, float] = field(default_factory=dict)
 
@@ -57,7 +61,7 @@ class Answer:
         return {
             "shape": self.shape, "engine": self.engine, "prefix_caching": self.caching, "value": mean, "ci95": half,
             "per_seed": self.per_seed, "capped": self.capped, "usd_per_hour": self.usd_per_hour,
-            "usd_per_million_tokens": self.usd_per_million_tokens, "miss": self.miss, "error": self.error,
+            "usd_per_million_tokens": self.usd_per_million_tokens, "miss": self.miss, "error": self.error, "not_steady": self.short,
             "at": self.at, "per_extra_gib_of_kv": self.kv_gradient,
         }  # fmt: skip
 
@@ -123,11 +127,34 @@ def _search(spec: PlanSpec) -> RateSearch | FleetSearch:
 def _job(study: Study[PlanSpec], hunt: _Hunt, value: float, more: dict[str, Any] | None = None) -> Job:
     spec = study.spec
     key = spec.rate_key if spec.find == "max_rate" else "replicas"
-    first = study.scenario({**hunt.settings, key: value, **(more or {})}, hunt.repeat)
+    keys = {**hunt.settings, key: value, **(more or {})}
+    if spec.window_s is not None:
+        keys["workload.requests"] = requests_in(study, keys, spec.window_s)
+    first = study.scenario(keys, hunt.repeat)
     only = [e for e in first.engines if e.name == hunt.answer.engine]
     alone = first.model_copy(update={"engines": only, "expect": []})
     alone._base_dir = first.base_dir
     return make_job(alone)
+
+
+def requests_in(study: Study[PlanSpec], keys: dict[str, Any], window_s: float) -> int:
+    """Requests (all turns) of the sessions that start within `window_s`. Raises PrefixsimError without a rate."""
+    arrivals = getattr(study.scenario(keys).workload, "arrivals", None)
+    rate = getattr(arrivals, "rate_per_s", None)
+    if not rate:
+        raise PrefixsimError(f"{study.file}: window_s needs a workload with arrivals.rate_per_s")
+    return max(math.ceil(rate * window_s * _requests_per_session(study)), 1)
+
+
+def _requests_per_session(study: Study[PlanSpec]) -> float:
+    """Mean turns of a session, counted in the base's own workload."""
+    if study.file not in _TURNS:
+        workload = load_workload(study.scenario({}).workload, base_dir=study.base.parent, seed=0)
+        _TURNS[study.file] = workload.n / max(int((workload.after < 0).sum()), 1)
+    return _TURNS[study.file]
+
+
+_TURNS: dict[Path, float] = {}
 
 
 def _run(jobs: list[Job], executor: Executor, store: PointStore) -> list[dict[str, Any] | str]:
@@ -221,6 +248,7 @@ def _describe(study: Study[PlanSpec], hunt: _Hunt) -> None:
         value = lookup(summary, f"{answer.engine}.{metric}")
         if value is not None:
             answer.at[metric] = value
+    answer.short = short_window(study, hunt, summary)
     price = replica_price(spec, summary)
     if price is None:
         return
@@ -234,14 +262,31 @@ def _describe(study: Study[PlanSpec], hunt: _Hunt) -> None:
 def sustained_tokens_per_s(study: Study[PlanSpec], hunt: _Hunt, summary: dict[str, Any]) -> float:
     """Prompt + output tokens a second in steady state: sessions that start a second x tokens of a session. A run's own
     throughput counts the time in which its last sessions run out, which says nothing about a fleet that goes on."""
-    key = study.spec.rate_key if study.spec.find == "max_rate" else "replicas"
-    value = hunt.answer.value if study.spec.find == "max_rate" else hunt.search.best
-    arrivals = getattr(study.scenario({**hunt.settings, key: value}, hunt.repeat).workload, "arrivals", None)
-    rate, workload = getattr(arrivals, "rate_per_s", None), summary["workload"]
+    rate, workload = _rate(study, hunt), summary["workload"]
     if rate and workload.get("sessions"):
         return float(rate) * (workload["prompt_tokens"] + workload["output_tokens"]) / workload["sessions"]
     part = summary["engines"][hunt.answer.engine]
     return float(part["prompt_tokens_per_s"] or 0) + float(part["output_tokens_per_s"] or 0)
+
+
+def _rate(study: Study[PlanSpec], hunt: _Hunt) -> float | None:
+    """Sessions a second at the answer; None for workloads without a rate."""
+    key = study.spec.rate_key if study.spec.find == "max_rate" else "replicas"
+    value = hunt.answer.value if study.spec.find == "max_rate" else hunt.search.best
+    arrivals = getattr(study.scenario({**hunt.settings, key: value}, hunt.repeat).workload, "arrivals", None)
+    return getattr(arrivals, "rate_per_s", None)
+
+
+def short_window(study: Study[PlanSpec], hunt: _Hunt, summary: dict[str, Any]) -> str:
+    """A warning where sessions arrive for less than half of the simulated time: no steady state was reached."""
+    rate = _rate(study, hunt)
+    sessions, lasts = summary["workload"].get("sessions"), summary["engines"][hunt.answer.engine].get("duration_s")
+    if not rate or not sessions or not lasts or sessions / rate >= lasts / 2:
+        return ""
+    return (
+        f"sessions arrive for {sessions / rate:.0f} s of the {lasts:.0f} s simulated: that is no steady state, and the true "
+        "limit is lower; give the plan a longer window_s"
+    )
 
 
 def replica_price(spec: PlanSpec, summary: dict[str, Any]) -> float | None:

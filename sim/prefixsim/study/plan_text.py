@@ -20,6 +20,8 @@ def conclusion(spec: PlanSpec, answers: list[Answer]) -> list[str]:
     said = [f"{label(best)} {_value(spec, best)} under {_limits(spec)}."]
     if best.capped:
         said.append(f"This is the upper bound of the search ({spec.rate[1]:g}/s): the true limit is higher.")
+    if best.short:
+        said.append(f"Careful: {best.short}.")
     off = next((a for a in answers if not a.caching and a.engine == best.engine and a.shape == best.shape), None)
     if off is not None:
         said.append(_saving(spec, best, off))
