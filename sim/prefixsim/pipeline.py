@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +23,14 @@ from prefixsim.engines.tiers.arrays import host_tier
 from prefixsim.errors import DoesNotFitError
 from prefixsim.hardware.load import Hardware, load_hardware
 from prefixsim.hardware.steptime import StepCosts
-from prefixsim.prepare import Library, Prepared, arrivals_ns, granularity_of, pick_engines, rule_of
+from prefixsim.prepare import Library, Prepared, arrivals_ns, granularity_of, pick_engines, prepare, rule_of
 from prefixsim.records import I64, RunRecord, new_request_rows
 from prefixsim.scenario.identity import resolved_yaml, run_identity
 from prefixsim.scenario.models import SCHEMA_VERSION, Scenario, family
 from prefixsim.workload.table import Workload
+
+if TYPE_CHECKING:
+    from prefixsim.warm import Counted
 
 Say = Callable[[str], None]
 Share = Callable[..., None]
@@ -57,13 +60,16 @@ def run_scenario(
     write: bool = False,
     say: Say | None = None,
     share: Share | None = None,
+    save_cache: Path | None = None,
 ) -> Run:
     """Runs a scenario's engines, one after another, over its whole workload.
 
     engines: names of those to run (default: all). library: shares read and interned workloads between runs. write: write
     the run folder, to `out` or runs/<name>-<run id>. say: told what is going on; share: how many
-    of how many requests have arrived. Raises PrefixsimError.
+    of how many requests have arrived. save_cache: file for what the engine's caches hold at the end (one engine only).
+    Raises PrefixsimError.
     """
+    from prefixsim import warm
     from prefixsim.jit import compile_seconds
 
     tell = say or (lambda _: None)
@@ -76,24 +82,58 @@ def run_scenario(
         chosen = pick_engines(scenario, list(engines or []))
         hardware = _hardware(scenario)
         tell(f"{scenario.name}: reading the workload")
-        prepared = library.get(scenario)
+        if save_cache is not None:
+            from prefixsim.save_cache import check_saving, write_cache
+
+            check_saving(scenario, chosen, save_cache)
+        prepared = library.get(scenario) if save_cache is None else prepare(scenario, named=True)
+        warm.check_replicas(prepared, scenario.n_replicas)
         clock = _Clock(prepared, compiled)
         run_id = identity(scenario, prepared.workload, hardware)
         if len(chosen) < len(scenario.engines):
             run_id = hashlib.sha256(f"{run_id} {[e.name for e in chosen]}".encode()).hexdigest()
+        n = prepared.workload.n
+        report = None if share is None else partial(share, total=n)
+        counted, early = None, None
+        if scenario.warm_up is not None or prepared.primed is not None:
+            early = warm.early_rows(scenario, prepared)
+            if early is not None:
+                counted = warm.count(scenario, prepared, [("", early)])
+
+        def run(engine: Any) -> RunRecord:
+            since = 0 if counted is None or early is None else warm.from_ns(early, counted, prepared.first)
+            save = None if save_cache is None else partial(write_cache, save_cache)
+            return simulate(scenario, engine, prepared, hardware, report, from_ns=since, save=save)
+
         records = []
         for engine in chosen:
             tell(f"{scenario.name}: simulating {engine.name} ({prepared.workload.n:,} requests)")
             with clock.phase("run"):
-                n = prepared.workload.n
-                report = None if share is None else partial(share, total=n)
-                records.append(simulate(scenario, engine, prepared, hardware, report))
+                records.append(run(engine))
+        if scenario.warm_up is not None and counted is None:
+            first = [(r.engine, warm.main_rows(r, prepared.first)) for r in records]
+            counted = warm.count(scenario, prepared, first)
+            for i, (name, rows) in enumerate(first):
+                since = warm.from_ns(rows, counted, prepared.first)
+                if since == 0:
+                    continue
+                tell(f"{scenario.name}: simulating {name} again, to look at it where its warm-up ends")
+                with clock.phase("run"):
+                    again = simulate(scenario, chosen[i], prepared, hardware, report, from_ns=since)
+                if not np.array_equal(again.requests, records[i].requests):
+                    raise AssertionError(f"{name}: two runs of the same scenario differ")
+                records[i] = again
+        elif prepared.primed is not None and counted is None:
+            counted = warm.count(scenario, prepared, [])
         tell(f"{scenario.name}: analysis")
         with clock.phase("analysis"):
-            summary, ledgers = summarise(scenario, chosen, records, prepared, hardware, run_id)
+            summary, ledgers = summarise(scenario, chosen, records, prepared, hardware, run_id, counted)
+            if counted is not None:
+                records = [warm.cut(r, counted, prepared) for r in records]
         summary["timing_s"] = clock.seconds()
         summary["provenance"] = provenance({r.engine: r.events for r in records})
-    run = Run(scenario, run_id, summary, tuple(records), tuple(ledgers), prepared.workload)
+    workload = prepared.workload if counted is None else counted.workload
+    run = Run(scenario, run_id, summary, tuple(records), tuple(ledgers), workload)
     if not write:
         return run
     from prefixsim.output.run_folder import write_run
@@ -106,7 +146,8 @@ def run_scenario(
 
         rule = rule_of(chosen[0])
         sizes = [granularity_of(o) for o in chosen]
-        files = run_files(run.workload, sizes, rule, trie=prepared.trie(rule), segments=prepared.segments(rule))
+        shown = prepared if counted is None else Prepared(workload)
+        files = run_files(workload, sizes, rule, trie=shown.trie(rule), segments=shown.segments(rule))
     write_run(folder, run, resolved_yaml(scenario), files)
     return Run(scenario, run_id, summary, run.records, run.ledgers, run.workload, folder)
 
@@ -117,11 +158,87 @@ def simulate(
     prepared: Prepared,
     hardware: Sequence[Hardware | None],
     report: Callable[[int], None] | None = None,
+    *,
+    from_ns: int = 0,
+    save: Callable[[Scenario, Any, Prepared, Sequence[Engine], I64], None] | None = None,
 ) -> RunRecord:
-    """One engine configuration over the workload: all replicas. hardware: one entry a replica (None: `clock: steps`)."""
+    """One engine configuration over the workload: all replicas. hardware: one entry a replica (None: `clock: steps`).
+
+    With priming the workload begins when that has ended: `extra["start_ns"]`. from_ns: instant of the workload from which on
+    things count; `extra["marks"]` are then the replicas' records up to it. save: given the replicas at the end.
+    """
+    from prefixsim import warm
     from prefixsim.analysis.saturation import queue_growth
+
+    w, start, about = prepared.workload, 0, {}
+    if prepared.primed is not None:
+        alone = _serve(scenario, options, prepared, hardware, None, arrivals_ns(scenario, w), only=prepared.first)
+        start = warm.begins_ns(alone.rows, [e.record() for e in alone.engines])
+        if prepared.primed.header is not None:
+            from prefixsim.engines.resident import resident_tokens
+
+            held = resident_tokens(alone.engines, alone.rows[: prepared.first], w, outputs=False)
+            about["sequences_resident"] = int((held >= w.prompt_tokens[: prepared.first]).sum())
+    mark = start + from_ns if prepared.primed is not None or from_ns else None
+    arrivals = warm.arrivals_after(scenario, prepared, start)
+    served = _serve(scenario, options, prepared, hardware, report, arrivals, mark_ns=mark)
+    rows, router, result = served.rows, served.router, served.result
+    left = [r.record() for r in served.engines]
+    if save is not None:
+        save(scenario, options, prepared, served.engines, rows)
+    queue = queue_growth(rows, w.after)
+    notes = [note for record in left for note in record.notes] + list(router.notes() if len(hardware) > 1 else ())
+    if w.max_tokens_assumed:
+        notes.append("max_tokens: assumed to be the true output length, as the workload gives none")
+    if result.never_released:
+        notes.append(
+            f"{result.never_released} requests wait for a request that never finished: they were never released"
+        )
+    return RunRecord(
+        engine=options.name,
+        kind=options.kind,
+        requests=rows,
+        replicas=tuple(left),
+        saturated=queue.saturated,
+        saturation_note=queue.note,
+        notes=tuple(dict.fromkeys(notes)),
+        events=result.events,
+        extra={
+            "queue": queue.as_dict(),
+            "start_ns": start,
+            "from_ns": from_ns,
+            "prime": about,
+            "marks": tuple(m.marked() for m in served.marks),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """Replicas that have served: engines as built, the marks wrapped around them (none without)."""
+
+    rows: I64
+    engines: list[Engine]
+    marks: list[Any]
+    router: Any
+    result: Any
+
+
+def _serve(
+    scenario: Scenario,
+    options: Any,
+    prepared: Prepared,
+    hardware: Sequence[Hardware | None],
+    report: Callable[[int], None] | None,
+    arrivals: I64,
+    *,
+    only: int | None = None,
+    mark_ns: int | None = None,
+) -> _Served:
+    """New replicas serve the workload, or its first `only` requests; they are looked at at `mark_ns`."""
     from prefixsim.fleet.fleet import Fleet
-    from prefixsim.fleet.routers.base import RouterContext, make_router
+    from prefixsim.fleet.routers.base import Router, RouterContext, make_router
+    from prefixsim.warm import Marked, Pinned
 
     w, n_replicas = prepared.workload, len(hardware)
     rows = new_request_rows(w.n)
@@ -151,38 +268,23 @@ def simulate(
         )
         replicas.append(build(options, inputs))
     _check_sizes(scenario, options, w, min(r.capacity_tokens for r in replicas))
-    router = make_router(scenario.router, RouterContext(w, n_replicas, scenario.seed, lambda: prepared.trie("none")))
+    context = RouterContext(w, n_replicas, scenario.seed, lambda: prepared.trie("none"))
+    router: Router = make_router(scenario.router, context)
+    if n_replicas > 1 and prepared.primed is not None and prepared.primed.replica is not None:
+        router = Pinned(router, prepared.primed.replica)
+    marks = [] if mark_ns is None else [Marked(engine, mark_ns) for engine in replicas]
+    n = w.n if only is None else only
     fleet = Fleet(
-        replicas,
+        marks or replicas,
         router,
-        rows,
-        arrivals_ns(scenario, w),
-        w.after,
-        w.delay_ns,
+        rows[:n],
+        arrivals[:n],
+        w.after[:n],
+        w.delay_ns[:n],
         single_step=scenario.granularity == "step",
         report=report,
     )
-    result = fleet.serve()
-    left = [r.record() for r in replicas]
-    queue = queue_growth(rows, w.after)
-    notes = [note for record in left for note in record.notes] + list(router.notes() if n_replicas > 1 else ())
-    if w.max_tokens_assumed:
-        notes.append("max_tokens: assumed to be the true output length, as the workload gives none")
-    if result.never_released:
-        notes.append(
-            f"{result.never_released} requests wait for a request that never finished: they were never released"
-        )
-    return RunRecord(
-        engine=options.name,
-        kind=options.kind,
-        requests=rows,
-        replicas=tuple(left),
-        saturated=queue.saturated,
-        saturation_note=queue.note,
-        notes=tuple(dict.fromkeys(notes)),
-        events=result.events,
-        extra={"queue": queue.as_dict()},
-    )
+    return _Served(rows, replicas, marks, router, fleet.serve())
 
 
 def _capacity(options: Any, hardware: Hardware | None) -> int:
@@ -235,17 +337,22 @@ def summarise(
     prepared: Prepared,
     hardware: Sequence[Hardware | None],
     run_id: str,
+    counted: Counted | None = None,
 ) -> tuple[dict[str, Any], list[I64 | None]]:
-    """(summary without timing and provenance, ledgers). The ledger's invariant is checked on the way."""
+    """(summary without timing and provenance, ledgers) of whole records, or of those requests that count. The ledger's
+    invariant is checked on the way."""
+    from prefixsim import warm
     from prefixsim.analysis.certainties import certainties
     from prefixsim.analysis.ledger import LedgerFacts, ledger, ledger_totals
     from prefixsim.analysis.summary import engine_summary
 
     w = prepared.workload
+    picked = slice(None) if counted is None else counted.picked
+    shown = w if counted is None else counted.workload
     engines: dict[str, Any] = {}
     ledgers: list[I64 | None] = []
     for options, record in zip(chosen, records, strict=True):
-        part = engine_summary(record, w)
+        part = engine_summary(record if counted is None else warm.cut(record, counted, prepared), shown)
         rule, granularity = rule_of(options), granularity_of(options)
         parts: I64 | None = None
         if w.source.content_known:
@@ -259,17 +366,18 @@ def summarise(
                     caching=getattr(options, "enable_prefix_caching", True)
                     and not getattr(options, "disable_radix_cache", False),
                     keeps_outputs=not getattr(options, "strip_thinking_cache", False),
+                    keeps_last=not getattr(options, "disable_overlap_schedule", True),
                 ),
                 segments=prepared.segments(rule),
                 any_namespace=prepared.segments("none"),
                 chains=prepared.chains(rule, granularity),
                 first_commit_ns=commits or None,
-            )
+            )[picked]
             totals = ledger_totals(parts)
             if sum(totals.values()) != part["prompt_tokens"]:
                 raise AssertionError(f"ledger of {record.engine}: {totals} do not sum to {part['prompt_tokens']}")
             part["ledger"] = totals
-            _replica_ceilings(part, record, prepared, rule, granularity)
+            _replica_ceilings(part, record, prepared, rule, granularity, picked)
         engines[record.engine] = part
         ledgers.append(parts)
     summary: dict[str, Any] = {
@@ -277,11 +385,11 @@ def summarise(
         "run_id": run_id,
         "name": scenario.name,
         "description": scenario.description,
-        "prompt_tokens": int(w.prompt_tokens.sum()),
-        "output_tokens": int(w.output_tokens.sum()),
+        "prompt_tokens": int(shown.prompt_tokens.sum()),
+        "output_tokens": int(shown.output_tokens.sum()),
         "ceiling": {},
         "ceiling_tokens": {},
-        "workload": describe(w),
+        "workload": describe(prepared.main),
         "hardware": _hardware_part(hardware),
         "replicas": len(hardware),
         "router": scenario.router.kind if len(hardware) > 1 else None,
@@ -293,7 +401,7 @@ def summarise(
         ceilings = prepared.ceilings(rule_of(chosen[0]))
         wanted = sorted({*ceilings.granularities, *(granularity_of(o) for o in chosen), w.source.block_tokens})
         for g in wanted:
-            hit, prompt = ceilings.total(g)
+            hit, prompt = int(ceilings.hit_tokens(g)[picked].sum()), int(shown.prompt_tokens.sum())
             key = "token" if g == 1 else str(g)
             summary["ceiling"][key], summary["ceiling_tokens"][key] = hit / prompt, hit
             if g == w.source.block_tokens > 1:
@@ -314,10 +422,15 @@ def summarise(
         summary["notes"].append(
             "no ceilings and no ledger: the workload has lengths only, so what is shared is not known"
         )
+    if counted is not None:
+        summary["warm"] = warm.describe(scenario, prepared, counted, records)
+        summary["notes"] += warm.notes(summary["warm"], prepared, counted, rule_of(chosen[0]))
     return summary, ledgers
 
 
-def _replica_ceilings(part: dict[str, Any], record: RunRecord, prepared: Prepared, rule: Any, granularity: int) -> None:
+def _replica_ceilings(
+    part: dict[str, Any], record: RunRecord, prepared: Prepared, rule: Any, granularity: int, picked: Any
+) -> None:
     """The ceiling of each replica: an infinite cache that sees only what the router sent there."""
     from prefixsim.analysis.ceilings import ceilings
     from prefixsim.analysis.segments import lookup_order
@@ -326,9 +439,12 @@ def _replica_ceilings(part: dict[str, Any], record: RunRecord, prepared: Prepare
     if not 1 < len(record.replicas) <= PRESENT_MAX_PER_REPLICA:
         return
     order, of = lookup_order(prepared.workload), record.requests[:, REQ_REPLICA]
+    counts = np.zeros(prepared.workload.n, dtype=np.bool_)
+    counts[picked] = True
     for replica in part["replicas"]:
         mine = order[of[order] == replica["replica"]]
         found = ceilings(prepared.workload, rule=rule, segments=prepared.segments(rule), order=mine)
+        mine = mine[counts[mine]]
         prompt = int(prepared.workload.prompt_tokens[mine].sum())
         for key, g in (("token", 1), (str(granularity), granularity)):
             hit = int(found.hit_tokens(g)[mine].sum())

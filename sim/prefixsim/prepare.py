@@ -17,14 +17,23 @@ from prefixsim.jit import compile_seconds
 from prefixsim.scenario.models import Scenario, family
 from prefixsim.workload.intern import ChainIndex, NamespaceRule, Trie, build_chains, build_trie, namespaces
 from prefixsim.workload.load import load_workload
+from prefixsim.workload.numbering import Numbering
+from prefixsim.workload.prime import Primed, load_numbered, load_primed
 from prefixsim.workload.table import Workload
 
 
 class Prepared:
-    """One workload with all that is derived from it, each made when first asked for. seconds: wall time by phase."""
+    """One workload with all that is derived from it, each made when first asked for. seconds: wall time by phase.
 
-    def __init__(self, workload: Workload, read_s: float = 0.0) -> None:
+    workload: all that is simulated; its first `first` requests prime the cache for `main`, which is all of it without
+    priming. numbering: names of contents, where they were asked for, and what they go by."""
+
+    def __init__(self, workload: Workload, read_s: float = 0.0, primed: Primed | None = None) -> None:
         self.workload = workload
+        self.primed = primed
+        self.main = workload if primed is None else primed.main
+        self.first = 0 if primed is None else primed.first
+        self.numbering: tuple[Numbering, str] | None = None
         self.seconds = {"read": read_s, "intern": 0.0}
         self._tries: dict[bytes, Trie] = {}
         self._spaces: dict[str, bytes] = {}
@@ -83,7 +92,13 @@ class Library:
     def get(self, scenario: Scenario) -> Prepared:
         """The scenario's workload, from memory where it was read before. Raises InputError for an empty one."""
         key = json.dumps(
-            [scenario.workload.model_dump(mode="json"), scenario.seed, str(scenario.base_dir), scenario.clock],
+            [
+                scenario.workload.model_dump(mode="json"),
+                None if scenario.prime is None else scenario.prime.model_dump(mode="json"),
+                scenario.seed,
+                str(scenario.base_dir),
+                scenario.clock,
+            ],
             sort_keys=True,
         )
         if key not in self.known:
@@ -93,15 +108,27 @@ class Library:
         return self.known[key]
 
 
-def prepare(scenario: Scenario) -> Prepared:
-    """Reads or generates the scenario's workload. Raises InputError when it has no requests."""
+def prepare(scenario: Scenario, named: bool = False) -> Prepared:
+    """Reads or generates the scenario's workload, and what primes it. named: names of contents are kept, for saving what a
+    cache holds (not with priming). Raises InputError when it has no requests."""
     seconds = {"read": 0.0}
+    where: dict[str, Any] = {"base_dir": scenario.base_dir, "seed": scenario.seed}
+    numbering, primed, how = Numbering(), None, ""
     with _adding(seconds, "read"):
-        workload = load_workload(scenario.workload, base_dir=scenario.base_dir, seed=scenario.seed)
+        if scenario.prime is not None:
+            primed = load_primed(scenario.prime, scenario.workload, **where)
+            workload = primed.workload
+        elif named:
+            workload, how = load_numbered(scenario.workload, numbering, **where)
+        else:
+            workload = load_workload(scenario.workload, **where)
     if workload.n == 0:
         place = workload.source.path or "workload"
         raise ScenarioError(Problem("has no requests: there is nothing to simulate", file=place))
-    return Prepared(workload, seconds["read"])
+    out = Prepared(workload, seconds["read"], primed)
+    if how:
+        out.numbering = (numbering, how)
+    return out
 
 
 @contextlib.contextmanager

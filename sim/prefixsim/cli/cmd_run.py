@@ -27,11 +27,18 @@ def run(
         typer.Option("--set", help="Overrides a key, e.g. engines.vllm.block_size=32.", metavar="KEY=VALUE"),
     ] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Only this engine; may be repeated.", metavar="NAME")] = None,
+    save_cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for what the engine's caches hold at the end, for `prime: {saved: FILE}`.", metavar="FILE"
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print summary.json instead of tables.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; no notes beside the tables.")] = False,
 ) -> None:
     """Runs scenarios: each engine serves the workload; prints the comparison and writes a run folder each."""
     from prefixsim.cli.progress import progress
+    from prefixsim.errors import InputError
     from prefixsim.scenario.load import parse_override, variants
 
     overrides = dict(parse_override(text) for text in set_ or [])
@@ -39,6 +46,10 @@ def run(
         overrides["workload.trace.path"] = str(Path(trace).expanduser().absolute())
     planned = [(name, variants(name, overrides)) for name in scenarios]
     several = len(planned) > 1
+    if save_cache is not None and (several or len(planned[0][1]) > 1):
+        raise InputError(
+            "--save-cache: the caches of one run go into a file; run one scenario, without `also:` variants"
+        )
 
     from prefixsim.pipeline import run_scenario
     from prefixsim.prepare import Library
@@ -52,7 +63,14 @@ def run(
                 if out is not None:
                     folder = out if i == 0 and not several else out / scenario.name
                 done = run_scenario(
-                    scenario, engines=engine, library=library, out=folder, write=True, say=say, share=say.share
+                    scenario,
+                    engines=engine,
+                    library=library,
+                    out=folder,
+                    write=True,
+                    say=say,
+                    share=say.share,
+                    save_cache=save_cache,
                 )
                 if i == 0:
                     printed.append(dict(done.summary))

@@ -24,6 +24,10 @@ def resolved(scenario: Scenario) -> dict[str, Any]:
     trace = data["workload"].get("trace")
     if isinstance(trace, dict) and isinstance(trace.get("path"), str):
         trace["path"] = str((scenario.base_dir / Path(trace["path"]).expanduser()).absolute())
+    prime = data.get("prime") or {}
+    for place, key in ((prime.get("trace"), "path"), (prime, "saved")):
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            place[key] = str((scenario.base_dir / Path(place[key]).expanduser()).absolute())
     return data
 
 
@@ -73,6 +77,12 @@ def run_identity(scenario: Scenario, workload_sha256: str, hardware_sha256: str 
     if isinstance(trace, dict) and workload_sha256:
         trace.pop("path", None)
         trace.pop("cache", None)
+    prime = data.get("prime")
+    if isinstance(prime, dict) and workload_sha256:  # what it holds is part of the workload's SHA-256
+        prime.pop("saved", None)
+        if isinstance(prime.get("trace"), dict):
+            prime["trace"].pop("path", None)
+            prime["trace"].pop("cache", None)
     whole = {"schema": SCHEMA_VERSION, "scenario": data, "workload": workload_sha256, "hardware": hardware_sha256}
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -13,6 +13,7 @@ from prefixsim.scenario.engine_sglang import SglangOptions
 from prefixsim.scenario.engine_vllm import VllmOptions
 from prefixsim.scenario.hardware import HardwareSpec
 from prefixsim.scenario.router import RoundRobin, RouterField
+from prefixsim.scenario.warm import Prime, WarmUp, WarmUpField
 from prefixsim.scenario.workload import WorkloadSpec
 
 SCHEMA_VERSION = 1
@@ -101,6 +102,10 @@ class Scenario(Strict):
     """Names the run folder: letters, digits and _ . + -"""
     description: str = ""
     workload: WorkloadSpec
+    prime: Prime | None = None
+    """Served first, on the same engines, and counted nowhere: a workload, `first_requests: N` of this one, or `saved: FILE`."""
+    warm_up: WarmUpField | None = None
+    """First part of the workload, simulated and not counted: `requests: N`, `seconds: S`, or auto. Default: none."""
     hardware: HardwareSpec | None = None
     """Of each replica. May be left out only with `clock: steps` and explicit cache sizes."""
     engines: list[EngineOptions] = Field(min_length=1, max_length=64)
@@ -161,6 +166,8 @@ class Scenario(Strict):
                 size = "num_gpu_blocks_override" if isinstance(engine, VllmOptions) else "max_total_tokens"
                 if getattr(engine, size) is None:
                     raise ValueError(f"engine {engine.name!r}: without hardware its cache size must be given: {size}")
+        if self.clock == "steps" and isinstance(self.warm_up, WarmUp) and self.warm_up.seconds is not None:
+            raise ValueError("warm_up: seconds mean nothing with `clock: steps`; give requests")
         variants = [v.name for v in self.also]
         if len(set(variants)) < len(variants):
             raise ValueError("also: two variants have the same name")
