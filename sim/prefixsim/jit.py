@@ -86,6 +86,12 @@ def lean_kernel(function: F) -> F:
     return _compiled(function, {"_nrt": False})
 
 
+def inline_kernel(function: F) -> F:
+    """As `lean_kernel`, and made part of its compiled callers: for what runs at every step. A call hands over nine words an
+    array, which takes longer than a short step does otherwise."""
+    return _compiled(function, {"_nrt": False, "forceinline": True})
+
+
 def _compiled(function: F, more: dict[str, Any]) -> F:
     options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "python", **more}
     folder = kernel_cache_dir()

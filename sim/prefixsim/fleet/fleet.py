@@ -6,7 +6,8 @@ Three ways to serve a workload, chosen by what couples the replicas:
   replica's process runs its engine to the end between two events (`granularity: jump`). One replica with awaited
   completions is disturbed by nobody else either: its process hands out what it releases itself;
 - a router that looks at state: arrivals are events; at each, the replicas the router looks at catch up to that instant.
-  A replica's own process then only runs it to the end after the last arrival;
+  A replica's own process then only runs it to the end after the last arrival. Where a kernel knows the router's rule
+  (`joint`), it does the same for many arrivals between two events;
 - awaited completions (`after` + `delay`) on several replicas, or `granularity: step`: each replica's process runs its engine up to its
   horizon, the earliest instant at which anything outside could matter: the next pending arrival or release, and the
   earliest release that a completion on another replica could cause.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import simpy
@@ -57,6 +58,7 @@ class Fleet:
         delay_ns: I64,
         *,
         single_step: bool = False,
+        jointly: bool = True,
         report: Report | None = None,
     ) -> None:
         first = np.flatnonzero(after < 0).astype(np.int64)
@@ -66,6 +68,7 @@ class Fleet:
         self.router = router
         self.rows = rows
         self.single_step = single_step
+        self.jointly = jointly
         self.report = report
         self.env = simpy.Environment()
         self.eager = self.followers.any or single_step
@@ -73,6 +76,7 @@ class Fleet:
         self.wakes: list[simpy.Event] = [self.env.event() for _ in self.engines]
         self.alarms: list[simpy.Event | None] = [None] * len(self.engines)
         self.caught_up_ns = [-1] * len(self.engines)
+        self.known_loads: list[int | None] = [None] * len(self.engines)  # since it last ran or was sent a request
         self.released = 0
         self.passed = 0  # requests whose arrival uncoupled replicas have passed, for progress
         self.looks = Pending(first, np.maximum(arrival_ns[first] - router.lag_ns, 0)) if router.lag_ns else None
@@ -89,20 +93,15 @@ class Fleet:
     def outstanding(self, replica: int) -> int:
         """Requests sent to a replica and not finished."""
         self._catch_up(replica)
-        running, waiting, _ = self.engines[replica].load()
-        return running + waiting
+        load = self.known_loads[replica]
+        if load is None:
+            running, waiting, _ = self.engines[replica].load()
+            load = self.known_loads[replica] = running + waiting
+        return load
 
     def loads(self) -> list[int]:
         """`outstanding` of every replica: what most routers ask at every arrival, hence in one loop."""
-        now, out = self.env.now, []
-        for i, engine in enumerate(self.engines):
-            if self.caught_up_ns[i] < now:
-                self.caught_up_ns[i] = now
-                if self.next_ns[i] <= now:
-                    self._advance(i, now)
-            running, waiting, _ = engine.load()
-            out.append(running + waiting)
-        return out
+        return [self.outstanding(i) for i in range(len(self.engines))]
 
     def kv_tokens(self, replica: int) -> int:
         """KV tokens held by running requests."""
@@ -130,7 +129,7 @@ class Fleet:
         if alone and self.followers.any:
             self.env.process(self._closed_alone())
         elif self.followers.any or (self.router.looks_at_state and not alone):
-            self.env.process(self._arrivals())
+            self.env.process(self._arrivals_jointly() if self._joins() else self._arrivals())
             for i in range(len(self.engines)):
                 self.env.process(self._replica(i))
         else:
@@ -214,6 +213,29 @@ class Fleet:
             self._set_bell(upcoming)
             yield self.bell
 
+    def _joins(self) -> bool:
+        if self.router.kind != "cache_aware" or self.eager or not self.jointly:
+            return False
+        from prefixsim.fleet.joint import joins  # loads vLLM's kernels
+
+        return joins(self.engines, self.router)
+
+    def _arrivals_jointly(self) -> Generator[simpy.Event, Any, None]:
+        """As `_arrivals` where the replicas' kernel knows the router's rule: many arrivals between two events."""
+        from prefixsim.fleet.joint import Joint
+
+        times = self.pending.times_ns
+        joint = Joint(self.engines, cast(Any, self.router), times, self.pending.requests)
+        joint.start(self.next_ns, self.caught_up_ns)
+        for first in range(0, len(times), CLOSED_CHUNK):
+            stop = min(first + CLOSED_CHUNK, len(times))
+            yield self.env.timeout(max(int(times[stop - 1]) - self.now_ns, 0))
+            joint.send(stop)
+            self.released = stop
+        self.next_ns = joint.finish()
+        for i in range(len(self.engines)):
+            self._ring(i)
+
     def _replica(self, i: int) -> Generator[simpy.Event, Any, None]:
         """One replica. Eager: up to its horizon each time it wakes. Not eager: wakes once, after the last arrival."""
         while True:
@@ -253,6 +275,7 @@ class Fleet:
     def _advance(self, i: int, until_ns: int) -> Progress:
         progress = self.engines[i].advance(until_ns)
         self.next_ns[i] = progress.next_ns
+        self.known_loads[i] = None
         if self.followers.any:
             for request, completed_ns in progress.completed.tolist():
                 self._release_followers(request, completed_ns)
@@ -282,6 +305,7 @@ class Fleet:
             self.rows[request, REQ_REPLICA] = replica
             self.rows[request, REQ_RELEASED_NS] = at
             self.engines[replica].submit(np.array([request], dtype=np.int64), np.array([at], dtype=np.int64))
+            self.known_loads[replica] = None
             self.released += 1
             self.next_ns[replica] = min(self.next_ns[replica], at)  # unknown before the next `advance`: at least `at`
             if self.eager:

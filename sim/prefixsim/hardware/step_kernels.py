@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from prefixsim.jit import kernel
+from prefixsim.jit import lean_kernel
 
 # Indices into the float64 coefficient vector.
 (
@@ -41,7 +41,7 @@ HALF_BLOCK = 32.0
 """Mean of the masked part of a diagonal tile, tokens."""
 
 
-@kernel
+@lean_kernel
 def prefill_item(coef, q, past):
     """Attention work of one request's chunk: q new tokens after `past` cached ones, one layer.
 
@@ -60,7 +60,7 @@ def prefill_item(coef, q, past):
     return work, longest
 
 
-@kernel
+@lean_kernel
 def window_mean(window, q, past):
     """Mean over q new tokens after `past` of the KV tokens each sees through a sliding window."""
     if past + q <= window:
@@ -71,7 +71,7 @@ def window_mean(window, q, past):
     return (rising * 0.5 * (past + window) + (q - rising) * window) / q
 
 
-@kernel
+@lean_kernel
 def step_ns(coef, gemm_us, lm_head_us, tokens, n_prefill, pf_work, pf_longest, n_decode, kv_tokens, n_sampled):
     """Duration of one step in ns (int64, at least 1).
 
@@ -99,7 +99,7 @@ def step_ns(coef, gemm_us, lm_head_us, tokens, n_prefill, pf_work, pf_longest, n
     return ns if ns > 0 else 1
 
 
-@kernel
+@lean_kernel
 def decode_us(coef, n_decode, kv_tokens):
     """Decode attention of one layer without its fixed part: per-head work and KV bytes, overlapped (root of squares)."""
     share = coef[C_WINDOW_SHARE]
@@ -112,7 +112,7 @@ def decode_us(coef, n_decode, kv_tokens):
     return math.sqrt(per_head * per_head + reading * reading)
 
 
-@kernel
+@lean_kernel
 def table_us(table, m):
     """Value of a table indexed by m, continued linearly beyond its end."""
     last = table.shape[0] - 1

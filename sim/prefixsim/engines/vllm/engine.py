@@ -35,7 +35,9 @@ from prefixsim.records import (
 from prefixsim.scenario.engine_vllm import VllmOptions
 from prefixsim.workload.table import Workload
 
-MAX_TIMELINE_ROWS = 1 << 21
+MAX_TIMELINE_ROWS = 1 << 18
+"""27 MB: more steps than that are joined to groups. Longer tables would take a third of a long run's time to write."""
+NOBODY: I64 = np.zeros((0, 2), dtype=np.int64)
 MAX_IDS = (1 << 31) - 2
 
 
@@ -121,27 +123,33 @@ class VllmEngine:
             )
             state[st.I_OFFLOAD] = 1
         self.holds = np.zeros((16 if state[st.I_OFFLOAD] else 1, st.HOLD_COLS), dtype=np.int64)
+        self.hash_ns_per_token = inputs.costs.host.hash_ns_per_token if s.enable_prefix_caching else 0.0
         self.open_ended = w.stop if w.max_tokens_assumed else np.zeros(w.n, dtype=np.bool_)
         self.refused: list[tuple[int, int]] = []
         self.n_refused = 0
         self.until = 0
+        self.view = memoryview(state)  # type: ignore[arg-type]  # reads as Python integers, at a third of an array's price
+        self._args: tuple[Any, ...] | None = None
 
     def submit(self, requests: npt.NDArray[np.int64], at_ns: npt.NDArray[np.int64]) -> None:
         """Requests reach this replica. Prompts that can never fit are refused at once, as vLLM's front end does."""
         requests = np.ascontiguousarray(requests, dtype=np.int64)
         at_ns = np.ascontiguousarray(at_ns, dtype=np.int64)
-        total = int(self.state[st.I_SUBMITTED]) + requests.shape[0]
+        total = self.view[st.I_SUBMITTED] + requests.shape[0]
         if total > self.queue.shape[0]:
-            self.queue = _grown(self.queue, max(total, 2 * self.queue.shape[0]))
-            if self.settings.priority:
-                self.heap = _grown(self.heap, self.queue.shape[0])
-            if self.state[st.I_OFFLOAD]:
-                self.holds = _grown(self.holds, self.queue.shape[0])
-        hash_ns = self.inputs.costs.host.hash_ns_per_token if self.settings.enable_prefix_caching else 0.0
+            self._lengthen_queue(total)
         w, rows = self.inputs.workload, self.inputs.rows
         longest = self.settings.max_model_len - 1
         refused = enqueue(
-            self.state, self.queue, rows, w.prompt_tokens, requests, at_ns, self.inputs.replica, hash_ns, longest
+            self.state,
+            self.queue,
+            rows,
+            w.prompt_tokens,
+            requests,
+            at_ns,
+            self.inputs.replica,
+            self.hash_ns_per_token,
+            longest,
         )
         if refused:
             self.n_refused += int(refused)
@@ -156,14 +164,18 @@ class VllmEngine:
             self.refused = []
             return self._progress(completed)
         self.until = until_ns
-        while self._run(until_ns) == st.STOP_ROOM:
-            self._make_room()
-        return self._progress(self.done[: self.state[st.I_DONE]].copy())
+        args = (*self.args(), until_ns)
+        while run_engine(*args) == st.STOP_ROOM:
+            self.make_room()
+            args = (*self.args(), until_ns)
+        done = self.view[st.I_DONE]
+        return self._progress(self.done[:done].copy() if done else NOBODY)
 
-    def _run(self, until_ns: int) -> int:
-        w, c, costs = self.inputs.workload, self.inputs.chains, self.inputs.costs
-        return int(
-            run_engine(
+    def args(self) -> tuple[Any, ...]:
+        """Arguments of `run_engine` but the last. Kept between calls: most calls run a step or two."""
+        if self._args is None:
+            w, c, costs = self.inputs.workload, self.inputs.chains, self.inputs.costs
+            self._args = (
                 self.state,
                 self.blocks,
                 self.where,
@@ -199,13 +211,30 @@ class VllmEngine:
                 self.tier.places,
                 self.tier.tracker,
                 self.holds,
-                until_ns,
             )
-        )
+        return self._args
 
-    def _make_room(self) -> None:
-        """Output arrays are full: gaps are joined, the timeline grows and then is thinned, logs grow."""
+    def _lengthen_queue(self, rows: int) -> None:
+        self._args = None
+        self.queue = _grown(self.queue, max(rows, 2 * self.queue.shape[0]))
+        if self.settings.priority:
+            self.heap = _grown(self.heap, self.queue.shape[0])
+        if self.state[st.I_OFFLOAD]:
+            self.holds = _grown(self.holds, self.queue.shape[0])
+
+    def replace_array(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Puts an array with the same content in the place of one of this replica's own."""
+        setattr(self, name, array)
+        self._args = None
+        if name == "state":
+            self.view = memoryview(array)  # type: ignore[arg-type]
+
+    def make_room(self) -> None:
+        """Arrays are full: the queue grows, gaps are joined, the timeline grows and then is thinned, logs grow."""
+        if self.view[st.I_SUBMITTED] >= self.queue.shape[0]:
+            self._lengthen_queue(self.view[st.I_SUBMITTED] + 1)
         state, slack = self.state, self.slots.shape[0] + 2
+        self._args = None
         if state[st.I_GAPS] + slack > self.gaps.shape[0]:
             joined = join_gaps(self.gaps[: state[st.I_GAPS]])
             if 2 * (joined.shape[0] + slack) > self.gaps.shape[0]:
@@ -224,10 +253,10 @@ class VllmEngine:
                 self.admissions = _grown(self.admissions, 2 * self.admissions.shape[0])
 
     def _progress(self, completed: I64) -> Progress:
-        s = self.state
-        now = int(s[st.I_NOW])
+        s = self.view
+        now = s[st.I_NOW]
         busy = s[st.I_FLIGHT] > 0 or s[st.I_RUNNING] > 0 or self._waiting() > 0
-        if (busy and not s[st.I_STUCK]) or self.tier.tier[T_ENDED]:
+        if (busy and not s[st.I_STUCK]) or (s[st.I_OFFLOAD] and self.tier.tier[T_ENDED]):
             return Progress(now, now, completed)
         following = NEVER
         if busy and s[st.I_OFFLOAD]:
@@ -240,21 +269,20 @@ class VllmEngine:
         return Progress(now, NEVER, completed)
 
     def _waiting(self) -> int:
-        s = self.state
-        if self.settings.priority:
-            return int(s[st.I_HEAP] + s[st.I_HELD])
-        return int(s[st.I_STACK] + s[st.I_FOLLOWING] - s[st.I_HEAD] + s[st.I_HELD])
+        s = self.view
+        if s[st.I_PRIORITY]:
+            return s[st.I_HEAP] + s[st.I_HELD]
+        return s[st.I_STACK] + s[st.I_FOLLOWING] - s[st.I_HEAD] + s[st.I_HELD]
 
     def load(self) -> tuple[int, int, int]:
         """(running, waiting, KV tokens in use) at the end of the last `advance`: steps whose output came later than that
         still count as running; requests that arrived since count as waiting."""
-        s = self.state
-        coming = int(s[st.I_SUBMITTED] - s[st.I_FOLLOWING])
+        s = self.view
+        coming = s[st.I_SUBMITTED] - s[st.I_FOLLOWING]
         if s[st.I_NOW] <= self.until:
-            used = self.blocks.shape[0] - 1 - int(s[st.I_FREE])
-            return int(s[st.I_RUNNING]), self._waiting() + coming, used * self.granularity
-        used = int(s[st.I_SEEN_USED])
-        return int(s[st.I_SEEN_RUNNING]), int(s[st.I_SEEN_WAITING]) + coming, used * self.granularity
+            used = self.blocks.shape[0] - 1 - s[st.I_FREE]
+            return s[st.I_RUNNING], self._waiting() + coming, used * self.granularity
+        return s[st.I_SEEN_RUNNING], s[st.I_SEEN_WAITING] + coming, s[st.I_SEEN_USED] * self.granularity
 
     def match_tokens(self, request: int, host: bool = False) -> int:
         """Prompt tokens that a lookup of `request` would hit now, with `host` those of the host tier too; changes nothing."""
@@ -300,7 +328,7 @@ class VllmEngine:
             replica=self.inputs.replica,
             granularity=self.granularity,
             capacity_tokens=self.capacity_tokens,
-            timeline=self.timeline[: s[st.I_TIMELINE]].copy(),
+            timeline=self.timeline[: s[st.I_TIMELINE]],
             gaps=join_gaps(self.gaps[: s[st.I_GAPS]]),
             totals=totals(s, self.settings, self.n_refused) | self._tier_totals(),
             counters=counters(s, self.settings, self.blocks.shape[0] - 1 - int(s[st.I_FREE])) | self._tier_counters(),
@@ -321,11 +349,12 @@ def _useful_blocks(s: Settings, w: Workload) -> int:
 
 def join_gaps(gaps: I64) -> I64:
     """Pairs (gap ns, count) with equal gaps joined, ascending."""
-    values, inverse = np.unique(gaps[:, 0], return_inverse=True)
-    joined = np.zeros((values.shape[0], 2), dtype=np.int64)
-    joined[:, 0] = values
-    np.add.at(joined[:, 1], inverse.reshape(-1), gaps[:, 1])
-    return joined
+    if not gaps.shape[0]:
+        return gaps.copy()
+    order = np.argsort(gaps[:, 0])  # equal ones are summed: their order does not matter
+    values = gaps[order, 0]
+    first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+    return np.stack((values[first], np.add.reduceat(gaps[order, 1], first)), axis=1)
 
 
 def _grown(array: I64, rows: int) -> I64:

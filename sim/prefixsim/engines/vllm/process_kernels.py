@@ -68,7 +68,7 @@ from prefixsim.engines.vllm.state import (
     WINDOW_REQUESTS,
     WINDOW_ROWS,
 )
-from prefixsim.jit import lean_kernel
+from prefixsim.jit import inline_kernel, lean_kernel
 from prefixsim.records import (
     REQ_FINISH_NS,
     REQ_FIRST_TOKEN_NS,
@@ -90,7 +90,7 @@ from prefixsim.records import (
 )
 
 
-@lean_kernel
+@inline_kernel
 def roll_window(state, window):
     """The log line's window takes in what was looked up since the last processed step: whole updates are dropped from
     its far end while more than 1,000 requests are in it; the newest is always kept."""
@@ -116,7 +116,7 @@ def roll_window(state, window):
     state[I_UPDATE_HITS] = 0
 
 
-@lean_kernel
+@inline_kernel
 def add_gap(state, gaps, gap, count):
     """Adds `count` inter-token gaps of one length."""
     k = state[I_GAPS]
@@ -165,7 +165,7 @@ def late_token(
         end_request(state, rows, awaited, done, request, end)
 
 
-@lean_kernel
+@inline_kernel
 def process(
     state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
     output_tokens, max_tokens, awaited, done, gaps, batch, head,
@@ -243,7 +243,7 @@ def process(
         state[I_RUNNING] = kept
 
 
-@lean_kernel
+@inline_kernel
 def write_timeline(state, timeline, head):
     """One row a step, or one a group of `stride` steps: sums of the group, the rest as of its last step."""
     stride = state[I_STRIDE]

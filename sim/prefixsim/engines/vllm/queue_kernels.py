@@ -20,7 +20,7 @@ from prefixsim.engines.vllm.state import (
     Q_READY_NS,
     Q_REQ,
 )
-from prefixsim.jit import lean_kernel
+from prefixsim.jit import inline_kernel, lean_kernel
 from prefixsim.records import (
     REQ_READY_NS,
     REQ_RELEASED_NS,
@@ -55,7 +55,7 @@ def enqueue(state, queue, rows, prompt_tokens, requests, at_ns, replica, hash_ns
     return refused
 
 
-@lean_kernel
+@inline_kernel
 def waiting_count(state):
     """Requests waiting: preempted ones in front and arrived ones behind, or those in the heap."""
     if state[I_PRIORITY] != 0:

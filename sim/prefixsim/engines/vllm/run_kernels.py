@@ -130,7 +130,7 @@ def run_engine(
                 rows, prompt_tokens, output_tokens, max_tokens, open_ended, skip, admissions, batch, entries, budget,
                 threshold, now, tier, host, places, holds,
             )  # fmt: skip
-        elif preempted == 0:
+        elif preempted == 0 and waiting_count(state) > 0:
             entries, budget = admit_waiting(
                 state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority,
                 rows, prompt_tokens, output_tokens, max_tokens, open_ended, skip, admissions, batch, entries, budget,

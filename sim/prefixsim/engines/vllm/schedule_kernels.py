@@ -64,7 +64,7 @@ from prefixsim.engines.vllm.state import (
     S_TAIL,
 )
 from prefixsim.hardware.step_kernels import prefill_item, step_ns
-from prefixsim.jit import lean_kernel
+from prefixsim.jit import inline_kernel, lean_kernel
 from prefixsim.records import (
     REQ_CHUNKS,
     REQ_PREEMPTIONS,
@@ -121,7 +121,7 @@ def preempt(state, blocks, where, run_offset, run_start, run_end, slots, lists, 
     return at
 
 
-@lean_kernel
+@inline_kernel
 def schedule_running(
     state, blocks, where, commits, run_offset, run_start, run_end, slots, lists, queue, heap, priority, rows,
     batch, budget, threshold, now,
@@ -192,7 +192,7 @@ def schedule_running(
     return entries, budget, preempted
 
 
-@lean_kernel
+@inline_kernel
 def close_batch(state, slots, rows, batch, head, entries, now, coef, gemm_us, lm_head_us):
     """Advances what was scheduled, adds up the batch and its duration. Returns the number of tokens."""
     is_async = state[I_DEPTH] == 2

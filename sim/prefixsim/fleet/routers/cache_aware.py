@@ -32,8 +32,7 @@ class CacheAware(Router):
         """Chooses, and remembers the choice."""
         now, o = view.now_ns, self.options
         if now >= self.next_trim_ns:
-            self.tree.trim(self.limit_tokens)
-            self.next_trim_ns = now - now % self.interval_ns + self.interval_ns
+            self.trim(now)
         loads = view.loads()
         high, low = max(loads), min(loads)
         chosen = loads.index(low)
@@ -43,6 +42,11 @@ class CacheAware(Router):
                 chosen = replica
         self.tree.enter(request, chosen)
         return chosen
+
+    def trim(self, now_ns: int) -> None:
+        """The cut that is due at an arrival."""
+        self.tree.trim(self.limit_tokens)
+        self.next_trim_ns = now_ns - now_ns % self.interval_ns + self.interval_ns
 
     def notes(self) -> tuple[str, ...]:
         """Says what is modelled."""
