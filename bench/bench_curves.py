@@ -1,29 +1,21 @@
-"""The analysis side by side with what it is measured against, interleaved; prints medians, spread and ratios (--json: as JSON).
+"""The analysis beside what it is measured against: curves beside one replay, ledger and summary beside the simulation.
 
     python bench/bench_curves.py [--rounds 9] [--workload DIR] [--json]
 
-DIR holds mooncake16.jsonl and tokens.jsonl of ../shared/bench/w10k.py (made in a temporary folder when absent; seconds).
-Everything is warm: each function has run once before it is timed. Interning is not part of any row.
+Interning is not part of any row.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
+from harness import SHARED, finish, interleaved, row, w10k
 
-from prefixsim import pipeline as run
+from prefixsim import pipeline
 from prefixsim.analysis.ceilings import ceilings
 from prefixsim.analysis.curve_kernels import by_first_use, optimal_hits, reuses
 from prefixsim.analysis.curves import curves
@@ -39,7 +31,6 @@ from prefixsim.scenario.workload import Trace
 from prefixsim.workload.intern import build_trie
 from prefixsim.workload.load import load_trace
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 SCENARIO = """
 name: bench
 workload: {trace: {path: x}}
@@ -48,28 +39,16 @@ engines: [{name: vllm, kind: vllm, num_gpu_blocks_override: 20000}]
 """
 
 
-def interleaved(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Wall seconds of each function, one after another in every round; the first, untimed round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for k in range(rounds + 1):
-        for name, function in functions.items():
-            started = time.perf_counter()
-            function()
-            if k:
-                times[name].append(time.perf_counter() - started)
-    return times
-
-
 def w10k_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Curve against one replay; ledger and summary against the simulation."""
+    """Curve against one replay; ledger, request rows and summary against the simulation."""
     w = load_trace(Trace(path=str(folder / "mooncake16.jsonl"), format="mooncake"))
     trie = build_trie(w, "vllm")
     engines = []
 
     def fresh() -> None:
-        engines.append(
+        engines[:] = [
             make_engine(w, replay_settings({"num_gpu_blocks": 20_000, "block_size": 16, "mode": "sequential"}))
-        )
+        ]
 
     def one_replay() -> None:
         e, c = engines[-1], engines[-1].inputs.chains
@@ -87,17 +66,17 @@ def w10k_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
     offset, index = by_first_use(reuse, w.n)
     scenario = scenario_from(parse(SCENARIO, "bench"), Path())
     prepared = Prepared(w)
-    hardware = run._hardware(scenario)
+    hardware = pipeline._hardware(scenario)
     options = scenario.engines[0]
-    record = run.simulate(scenario, options, prepared, hardware)
+    record = pipeline.simulate(scenario, options, prepared, hardware)
     times = interleaved(
         {
             "(new engine)": fresh,
-            "one sequential vLLM replay, 20,000 blocks": one_replay,
-            "LRU curve, all capacities": lambda: curves(w, [16], ["lru"], trie=trie),
-            "optimum, one capacity": lambda: optimal_hits(reuse, offset, index, w.n, 2_900),
-            "ceilings, all block sizes": lambda: ceilings(w, trie=trie),
-            "full simulation, 20,000 blocks": lambda: run.simulate(scenario, options, prepared, hardware),
+            "replay": one_replay,
+            "curve": lambda: curves(w, [16], ["lru"], trie=trie),
+            "optimum": lambda: optimal_hits(reuse, offset, index, w.n, 2_900),
+            "ceilings": lambda: ceilings(w, trie=trie),
+            "simulation": lambda: pipeline.simulate(scenario, options, prepared, hardware),
             "ledger": lambda: ledger(
                 w, record.requests, granularity=16, rule="vllm", trie=trie, segments=prepared.segments("vllm")
             ),
@@ -105,16 +84,20 @@ def w10k_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
         },
         rounds,
     )
-    replay, simulation = "one sequential vLLM replay, 20,000 blocks", "full simulation, 20,000 blocks"
-    both = [a + b for a, b in zip(times["ledger"], times["summary"], strict=True)]
+    replay, simulation = times["replay"], times["simulation"]
+    after = [a + b for a, b in zip(times["ledger"], times["summary"], strict=True)]
+    one = {"against": replay, "peer": "one replay", "as_long": True, "requests": w.n}
     return [
-        row("w10k", replay, times[replay]),
-        row("w10k", "LRU curve, all capacities", times["LRU curve, all capacities"], times[replay], 1.0),
-        row("w10k", "optimum, one capacity", times["optimum, one capacity"], times[replay], 1.0),
-        row("w10k", "ceilings, all block sizes", times["ceilings, all block sizes"], times[replay]),
-        row("w10k", simulation, times[simulation]),
-        row("w10k", "ledger + summary", both, times[simulation], 0.3),
-    ]
+        row("W10k", "one sequential vLLM replay, 20,000 blocks", replay, requests=w.n),
+        row("W10k", "LRU curve, all capacities", times["curve"], at_most=1.0, unit="x", **one),
+        row("W10k", "optimum, one capacity", times["optimum"], at_most=1.0, unit="x", **one),
+        row("W10k", "ceilings, all block sizes", times["ceilings"], **one),
+        row("W10k", "vLLM simulated, 20,000 blocks, interned", simulation, requests=w.n),
+        row(
+            "W10k", "ledger and summary on top of it", after, requests=w.n, against=simulation,
+            peer="the simulation", as_long=True, at_most=0.3, unit="x",
+        ),
+    ]  # fmt: skip
 
 
 def mooncake_rows(path: Path, rounds: int) -> list[dict[str, Any]]:
@@ -123,72 +106,34 @@ def mooncake_rows(path: Path, rounds: int) -> list[dict[str, Any]]:
     trie = build_trie(w, "vllm")
     times = interleaved(
         {
-            "LRU curve, all capacities, blocks of 16": lambda: curves(w, [16], ["lru"], trie=trie),
-            "LRU and optimum at 33 capacities": lambda: curves(w, [16], trie=trie),
+            "lru": lambda: curves(w, [16], ["lru"], trie=trie),
+            "both": lambda: curves(w, [16], trie=trie),
         },
         rounds,
     )
-    rows = [row("mooncake", name, t) for name, t in times.items()]
-    rows[0]["target_s"] = 10.0
-    return rows
-
-
-def row(
-    workload: str, work: str, times: list[float], against: list[float] | None = None, target: float | None = None
-) -> dict[str, Any]:
-    """One line: median and spread in ms; the ratio of medians to `against`, and its target."""
-    out: dict[str, Any] = {
-        "workload": workload,
-        "work": work,
-        "median_ms": round(1e3 * median(times), 3),
-        "min_ms": round(1e3 * min(times), 3),
-        "max_ms": round(1e3 * max(times), 3),
-    }
-    if against is not None:
-        out["ratio"] = round(median(times) / median(against), 3)
-        if target is not None:
-            out["target_ratio"] = target
-    return out
+    return [
+        row("Mooncake", "LRU curve, all capacities, blocks of 16", times["lru"], requests=w.n, at_most=10.0, unit="s"),
+        row("Mooncake", "LRU and optimum at 33 capacities", times["both"], requests=w.n),
+    ]
 
 
 def main() -> None:
     """Runs and prints."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--workload", type=Path)
     options.add_argument("--json", action="store_true")
     args = options.parse_args()
-    if not SHARED.exists() and args.workload is None:
-        sys.exit("../shared is not here, and no --workload was given")
-    with tempfile.TemporaryDirectory() as made:
-        folder = args.workload or Path(made)
-        if not (folder / "mooncake16.jsonl").exists():
-            subprocess.run(
-                [sys.executable, str(SHARED / "bench/w10k.py"), "10000", str(folder)],
-                check=True,
-                env={**os.environ, "PYTHONHASHSEED": "0"},
-                stdout=subprocess.DEVNULL,
-            )
-        rows = w10k_rows(folder, args.rounds)
-        trace = SHARED / "traces/mooncake/conversation_trace.jsonl"
-        if trace.exists():
-            rows += mooncake_rows(trace, args.rounds)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if args.json:
-        print(json.dumps({"rows": rows, "peak_mib": round(peak)}))
-        return
-    for r in rows:
-        ratio = f"{r['ratio']:6.2f}x" if "ratio" in r else ""
-        target = (
-            f"<= {r['target_ratio']:g}x"
-            if "target_ratio" in r
-            else f"<= {r['target_s']:g} s"
-            if "target_s" in r
-            else ""
-        )
-        spread = f"({r['min_ms']:.2f}-{r['max_ms']:.2f})"
-        print(f"{r['workload']:<9} {r['work']:<44}{r['median_ms']:>10.2f} ms {spread:<20}{ratio:>8} {target}")
-    print(f"peak memory of the whole process: {peak:.0f} MiB")
+    rows: list[dict[str, Any]] = []
+    with w10k(args.workload) as folder:
+        if folder is None:
+            print("bench_curves: no ../shared and no --workload: nothing to measure on", file=sys.stderr)
+        else:
+            rows += w10k_rows(folder, args.rounds)
+    trace = SHARED / "traces/mooncake/conversation_trace.jsonl"
+    if trace.exists():
+        rows += mooncake_rows(trace, max(3, args.rounds // 3))
+    finish(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,11 @@ def row(
     at_least: float | None = None,
     at_most: float | None = None,
     unit: str = "",
+    as_long: bool = False,
 ) -> dict[str, Any]:
-    """One line. ratio: `against` / own, median of the rounds' own ratios (how many times faster than the peer). at_least,
-    at_most: the target, on `unit`: "x" the ratio, "requests/s", "s", "MB"."""
+    """One line. ratio: `against` / own, median of the rounds' own ratios (how many times faster than the peer), or with
+    `as_long` own / against (how many times as long). at_least, at_most: the target, on `unit`: "x" the ratio,
+    "requests/s", "s"."""
     mid = median(times)
     out: dict[str, Any] = {
         "workload": workload,
@@ -59,10 +61,12 @@ def row(
     if requests is not None:
         out["requests_per_s"] = round(requests / mid)
     if against:
-        pairs = [b / a for a, b in zip(times, against, strict=False)]
+        pairs = [a / b if as_long else b / a for a, b in zip(times, against, strict=False)]
         out["peer"] = peer
         out["peer_median_ms"] = round(1e3 * median(against), 3)
         out["ratio"] = round(median(pairs), 3)
+        if as_long:
+            out["as_long"] = True
     value = {"x": out.get("ratio"), "requests/s": out.get("requests_per_s"), "s": mid}.get(unit)
     if value is not None and (at_least is not None or at_most is not None):
         out["target"] = (f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}") + f" {unit}"
@@ -70,15 +74,22 @@ def row(
     return out
 
 
+def ratio_text(r: dict[str, Any]) -> str:
+    """A row's ratio in words."""
+    if "ratio" not in r:
+        return ""
+    return f"{r['ratio']:.2f}x as long as {r['peer']}" if r.get("as_long") else f"{r['ratio']:.2f}x {r['peer']}"
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Prints rows as a table."""
     for r in rows:
         rate = f"{r['requests_per_s']:,}/s" if "requests_per_s" in r else ""
-        ratio = f"{r['ratio']:.2f}x {r['peer']}" if "ratio" in r else ""
+        ratio = ratio_text(r)
         target = f"{r['target']} {'met' if r['met'] else 'MISSED'}" if "target" in r else ""
         spread = f"({r['min_ms']:.1f}-{r['max_ms']:.1f})"
         print(
-            f"{r['workload']:<10} {r['work']:<48}{r['median_ms']:>11.2f} ms {spread:<20}{rate:>14}  {ratio:<26}{target}"
+            f"{r['workload']:<10} {r['work']:<48}{r['median_ms']:>11.2f} ms {spread:<20}{rate:>14}  {ratio:<36}{target}"
         )
 
 

@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness import ratio_text
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "performance.md"
 MARKS = ("<!-- table: begin, written by bench/run.py -->", "<!-- table: end -->")
@@ -55,7 +57,7 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     ]
     for r in rows:
         rate = f"{r['requests_per_s']:,}/s" if "requests_per_s" in r else ""
-        ratio = f"{r['ratio']:.2f}x {r.get('peer', '')}".strip() if "ratio" in r else ""
+        ratio = ratio_text(r)
         target = f"{r['target']}: {'met' if r['met'] else '**missed**'}" if "target" in r else ""
         spread = f"{r['min_ms']:,.1f}-{r['max_ms']:,.1f}"
         out.append(
