@@ -64,12 +64,14 @@ class LedgerFacts:
     """What an engine by rule never keeps or uses.
 
     caching: False where prefix caching is switched off. keeps_outputs: False where generated tokens are never inserted
-    (SGLang `strip_thinking_cache`). usable_limit int64 (n,) or None: longest prefix of each prompt its rules let it use even
+    (SGLang `strip_thinking_cache`). keeps_last: False where the last token of a request that ends by a stop token is never
+    computed (all but SGLang's overlap schedule). usable_limit int64 (n,) or None: longest prefix of each prompt its rules let it use even
     if everything were resident (load-back thresholds, window retention).
     """
 
     caching: bool = True
     keeps_outputs: bool = True
+    keeps_last: bool = True
     usable_limit: I64 | None = None
 
 
@@ -129,6 +131,8 @@ def ledger(
         level4a = np.zeros_like(level4)
     elif not facts.keeps_outputs:
         level4a = np.minimum(level4, floored(known(segments, workload.prompt_tokens, True)))
+    elif not facts.keeps_last and workload.stop.any():
+        level4a = np.minimum(level4, floored(known(segments, inserted - workload.stop, True)))
     if facts.usable_limit is not None:
         level4a = np.minimum(level4a, facts.usable_limit // granularity * granularity)
     level5 = np.minimum(level4a, here)

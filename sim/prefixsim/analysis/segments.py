@@ -45,9 +45,10 @@ def outputs_known(workload: Workload) -> np.ndarray:
 
 
 def inserted_tokens(workload: Workload, reuse_outputs: bool = True) -> I64:
-    """int64 (n,): tokens of each sequence whose KV can be reused: prompt + outputs[:-1] (the last output token has no KV)
+    """int64 (n,): tokens of each sequence whose KV can be reused: prompt + outputs[:-1] (the last output token has no KV,
+    except of requests that end by a stop token: an engine that schedules ahead has computed it)
     where the output's content is known and `reuse_outputs`, else the prompt."""
-    extra = np.maximum(workload.output_tokens - 1, 0)
+    extra = np.maximum(workload.output_tokens - np.where(workload.stop, 0, 1), 0)
     if not reuse_outputs:
         return workload.prompt_tokens
     return workload.prompt_tokens + np.where(outputs_known(workload), extra, 0)

@@ -14,6 +14,9 @@ from prefixsim.workload.generators.registry import GenerateContext
 from prefixsim.workload.streams import sample, stream
 from prefixsim.workload.table import I64
 
+MIN_WEIBULL_SHAPE = 0.01
+"""Below it the mean gap is beyond what a float can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Starts:
@@ -40,14 +43,16 @@ def session_starts(a: Arrivals, n: int, context: GenerateContext, name: str = "a
         )
     if a.process == "replay":
         return Starts(_replay(a, n, context))
-    rate = a.rate_per_s or 1.0
+    rate = max(a.rate_per_s or 1.0, 1e-30)  # below it not even one gap could be held
     if a.process == "constant":
         seconds = np.arange(n) / rate
     elif a.process == "gamma":
-        shape = a.shape or 1.0
+        shape = max(a.shape or 1.0, 1e-30)
         seconds = np.cumsum(rng.gamma(shape, 1.0 / (rate * shape), n))
     elif a.process == "weibull":
         shape = a.shape or 1.0
+        if shape < MIN_WEIBULL_SHAPE:
+            raise ScenarioError(f"arrivals.shape: weibull gaps need at least {MIN_WEIBULL_SHAPE}, found {shape:g}")
         seconds = np.cumsum(rng.weibull(shape, n)) / (rate * gamma(1.0 + 1.0 / shape))
     else:
         seconds = np.cumsum(rng.exponential(1.0, n)) / rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,9 +237,9 @@ def _finish(spec: SessionsWorkload, plan: Plan, request: dict[str, Any], context
         delay[opens] = starts.pause_ns[session[opens]]
     arrival, _ = resolve(after.astype(np.int32), delay, arrival, after < 0)
     built = request["built"]
+    tenants, tenant = _tenants(spec.tenants, plan.tenant[session])
     names = [t.name for t in spec.templates]
     spaces: dict[str, Any] = {}
-    tenant_names = tuple(f"tenant-{k}" for k in range(spec.tenants)) if spec.tenants > 1 else ()
     for field, column in (("cache_salt", "salt"), ("lora", "lora"), ("extra_key", "extra_key")):
         table: dict[str, int] = {"": 0}
         codes = np.zeros(n, np.int32)
@@ -247,8 +248,8 @@ def _finish(spec: SessionsWorkload, plan: Plan, request: dict[str, Any], context
             mine = template == k
             if value == "per_tenant" and column == "salt":
                 base = len(table)
-                table |= {f"tenant-{j}": base + j for j in range(spec.tenants) if f"tenant-{j}" not in table}
-                codes[mine] = np.array([table[f"tenant-{j}"] for j in range(spec.tenants)])[plan.tenant[session[mine]]]
+                table |= {f"tenant-{j}": base + i for i, j in enumerate(tenants) if f"tenant-{j}" not in table}
+                codes[mine] = np.array([table[f"tenant-{j}"] for j in tenants])[tenant[mine]]
             elif value:
                 codes[mine] = table.setdefault(value, len(table))
         spaces[column], spaces[f"{column}_names"] = codes, tuple(table)
@@ -266,8 +267,8 @@ def _finish(spec: SessionsWorkload, plan: Plan, request: dict[str, Any], context
         turn=turn,
         group=template,
         group_names=tuple(names),
-        tenant=plan.tenant[session] if spec.tenants > 1 else None,
-        tenant_names=tenant_names,
+        tenant=tenant if spec.tenants > 1 else None,
+        tenant_names=tuple(f"tenant-{j}" for j in tenants) if spec.tenants > 1 else (),
         priority=np.array([t.priority for t in spec.templates], dtype=np.int64)[template],
         stop=stream(seed, "stop").random(n) < spec.stop_probability if spec.stop_probability else None,
         max_tokens=max_tokens,
@@ -275,3 +276,12 @@ def _finish(spec: SessionsWorkload, plan: Plan, request: dict[str, Any], context
     )
     w = take(w, np.arange(min(spec.requests, n), dtype=np.int64))
     return order_quietly(w)
+
+
+def _tenants(count: int, of_request: I64) -> tuple[Sequence[int], I64]:
+    """(numbers of the tenants that get a name, place of each request's tenant in them): all, or where there are more tenants
+    than requests only those that occur."""
+    if count <= of_request.shape[0]:
+        return range(count), of_request
+    used, place = np.unique(of_request, return_inverse=True)
+    return used.tolist(), place.reshape(-1).astype(np.int64)
