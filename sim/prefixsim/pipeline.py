@@ -92,39 +92,14 @@ def run_scenario(
         run_id = identity(scenario, prepared.workload, hardware)
         if len(chosen) < len(scenario.engines):
             run_id = hashlib.sha256(f"{run_id} {[e.name for e in chosen]}".encode()).hexdigest()
-        n = prepared.workload.n
-        report = None if share is None else partial(share, total=n)
-        counted, early = None, None
-        if scenario.warm_up is not None or prepared.primed is not None:
-            early = warm.early_rows(scenario, prepared)
-            if early is not None:
-                counted = warm.count(scenario, prepared, [("", early)])
+        report = None if share is None else partial(share, total=prepared.workload.n)
+        save = None if save_cache is None else partial(write_cache, save_cache)
 
-        def run(engine: Any) -> RunRecord:
-            since = 0 if counted is None or early is None else warm.from_ns(early, counted, prepared.first)
-            save = None if save_cache is None else partial(write_cache, save_cache)
-            return simulate(scenario, engine, prepared, hardware, report, from_ns=since, save=save)
-
-        records = []
-        for engine in chosen:
-            tell(f"{scenario.name}: simulating {engine.name} ({prepared.workload.n:,} requests)")
+        def run_one(engine: Any, from_ns: int) -> RunRecord:
             with clock.phase("run"):
-                records.append(run(engine))
-        if scenario.warm_up is not None and counted is None:
-            first = [(r.engine, warm.main_rows(r, prepared.first)) for r in records]
-            counted = warm.count(scenario, prepared, first)
-            for i, (name, rows) in enumerate(first):
-                since = warm.from_ns(rows, counted, prepared.first)
-                if since == 0:
-                    continue
-                tell(f"{scenario.name}: simulating {name} again, to look at it where its warm-up ends")
-                with clock.phase("run"):
-                    again = simulate(scenario, chosen[i], prepared, hardware, report, from_ns=since)
-                if not np.array_equal(again.requests, records[i].requests):
-                    raise AssertionError(f"{name}: two runs of the same scenario differ")
-                records[i] = again
-        elif prepared.primed is not None and counted is None:
-            counted = warm.count(scenario, prepared, [])
+                return simulate(scenario, engine, prepared, hardware, report, from_ns=from_ns, save=save)
+
+        records, counted = warm.run_all(scenario, prepared, chosen, run_one, tell)
         tell(f"{scenario.name}: analysis")
         with clock.phase("analysis"):
             summary, ledgers = summarise(scenario, chosen, records, prepared, hardware, run_id, counted)

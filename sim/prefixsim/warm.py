@@ -167,6 +167,43 @@ def count(scenario: Scenario, prepared: Prepared, rows: Sequence[tuple[str, I64]
     return Counted(mine + first, take(main, mine), part)
 
 
+def run_all(
+    scenario: Scenario,
+    prepared: Prepared,
+    chosen: Sequence[Any],
+    run: Callable[[Any, int], RunRecord],
+    tell: Callable[[str], None],
+) -> tuple[list[RunRecord], Counted | None]:
+    """(whole record of each engine, what counts: None where all of it does). run: an engine's options and the instant of the
+    workload from which on things count, ns. Where that follows from a run, engines run again to be looked at there."""
+    counted, known = None, None
+    if scenario.warm_up is not None or prepared.primed is not None:
+        known = early_rows(scenario, prepared)
+        if known is not None:
+            counted = count(scenario, prepared, [("", known)])
+        elif scenario.warm_up is None:
+            counted = count(scenario, prepared, [])
+    since_ns = 0 if counted is None or known is None else from_ns(known, counted, prepared.first)
+    records = []
+    for engine in chosen:
+        tell(f"{scenario.name}: simulating {engine.name} ({prepared.workload.n:,} requests)")
+        records.append(run(engine, since_ns))
+    if scenario.warm_up is None or counted is not None:
+        return records, counted
+    first = [(r.engine, main_rows(r, prepared.first)) for r in records]
+    counted = count(scenario, prepared, first)
+    for i, (name, rows) in enumerate(first):
+        since_ns = from_ns(rows, counted, prepared.first)
+        if since_ns == 0:
+            continue
+        tell(f"{scenario.name}: simulating {name} again, to look at it where its warm-up ends")
+        again = run(chosen[i], since_ns)
+        if not np.array_equal(again.requests, records[i].requests):
+            raise AssertionError(f"{name}: two runs of the same scenario differ")
+        records[i] = again
+    return records, counted
+
+
 def main_rows(record: RunRecord, first: int) -> I64:
     """The workload's own rows, times counted from its start."""
     return later(record.requests[first:], int(record.extra.get("start_ns", 0)))
@@ -279,6 +316,9 @@ def notes(warm: dict[str, Any], prepared: Prepared, counted: Counted, rule: Name
             "resident and the order of their last use are exact up to the capacity; hit counts, priorities and insertion times "
             "of their blocks (policies other than LRU), duplicate copies of a block, and free blocks' order are not"
         )
+    out.append(
+        "curves and divergence points of the report are those of the counted requests alone, from an empty cache"
+    )
     if warm_up is not None:
         found = "".join(f"; {text}" for text in warm_up["found"])
         since_s = ", ".join(f"{name} {s:.6g} s" for name, s in warm_up["counted_from_s"].items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class Input:
     scenario: Scenario | None
     path: str
     overrides: dict[str, Any]
+    notice: str = ""
+    """What of the scenario is left aside."""
 
     @property
     def rule(self) -> NamespaceRule:
@@ -57,6 +59,7 @@ def load_input(text: str, *, format: str | None = None, settings: Sequence[str] 
     Raises ScenarioError or TraceError with the place of every fault, InputError for faulty settings.
     """
     from prefixsim.scenario.load import load_scenario, parse_override, shipped_scenarios
+    from prefixsim.workload.edit import add_to_source
     from prefixsim.workload.load import load_trace, load_workload, trace_options
 
     if is_scenario(text):
@@ -64,8 +67,17 @@ def load_input(text: str, *, format: str | None = None, settings: Sequence[str] 
             raise InputError("--format is for a bare trace; a scenario says it in workload.trace.format")
         overrides = dict(parse_override(s) for s in settings)
         scenario = load_scenario(text, overrides)
+        notice = ""
+        if scenario.prime is not None or scenario.warm_up is not None:
+            notice = (
+                "the scenario's `prime` and `warm_up` are left aside: this is the whole workload, from an empty cache"
+            )
+            overrides |= {"prime": None, "warm_up": None}
+            scenario = load_scenario(text, overrides)
         workload = load_workload(scenario.workload, base_dir=scenario.base_dir, seed=scenario.seed)
-        loaded = Input(scenario.name, workload, scenario, text, overrides)
+        if notice:
+            workload = replace(workload, source=add_to_source(workload.source, notes=(notice,)))
+        loaded = Input(scenario.name, workload, scenario, text, overrides, notice)
     else:
         path = Path(text)
         if not path.exists():

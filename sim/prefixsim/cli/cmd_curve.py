@@ -77,6 +77,8 @@ def curve(
     points = whole_numbers(capacities, "--capacities", 0) if capacities is not None else None
     loaded = load_input(source, format=format, settings=set_)
     workload = loaded.workload
+    if loaded.notice:
+        typer.echo(loaded.notice, err=True)
     if blocks is None:
         blocks = sorted(set(loaded.granularities.values())) or [max(16, workload.source.block_tokens)]
     blocks = list(dict.fromkeys(blocks))

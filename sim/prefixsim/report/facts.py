@@ -277,6 +277,11 @@ def sentences(value: Any) -> Iterator[str]:
         yield clean(value, NOTE_CHARS)
 
 
+def always_said(note: str) -> bool:
+    """Whether a note is shown even where notes are not asked for: what is saturated or wrong, or not in the numbers."""
+    return "saturated" in note or "DEFECT" in note or note.startswith(("primed with", "warm-up ("))
+
+
 def notes(summary: Mapping[str, Any]) -> list[str]:
     """Everything a reader must know to judge the numbers: saturation, assumptions, validity, defects. No duplicates."""
     out: list[str] = []

@@ -47,7 +47,7 @@ def print_summary(
     """Prints a finished run's summary (parsed `summary.json`) on `file` (default stdout) or `console`.
 
     run_folder, report: paths to name in the last lines. show_notes=False leaves out assumptions and validity, never
-    what is saturated or wrong.
+    what is saturated or wrong, or left out of the numbers.
     """
     out = console or console_for(file or sys.stdout)
     plain = not out.is_terminal
@@ -64,7 +64,7 @@ def print_summary(
         if table is not None:
             _line(out, Text("Where every prompt token went", style="bold"))
             _show(out, table)
-    kept = [note for note in facts.notes(summary) if show_notes or "saturated" in note or "DEFECT" in note]
+    kept = [note for note in facts.notes(summary) if show_notes or facts.always_said(note)]
     if kept:
         _line(out, Text("Notes", style="bold"))
         for note in kept:

@@ -231,6 +231,8 @@ class _Content:
             return tokens, None, offsets(counts.sum(axis=1)), counts[:, 0]
         base = int(tokens.max()) + 1 if tokens.shape[0] else 0
         common = numbering()
+        name_id = self._own_id if common is None else common.name
+        base = base if common is None else 0
         ids: list[int] = []
         lengths: list[int] = []
         prompt_atoms, total, at = [], [], 0
@@ -243,14 +245,17 @@ class _Content:
                 lengths.extend([1] * size)
                 at += size
                 for name, length in parts or ():
-                    own = common is None
-                    ids.append(base + self.names.setdefault(name, len(self.names)) if own else common.name(name))
+                    ids.append(base + name_id(name))
                     lengths.append(length)
                 if k == 0:
                     mark = len(ids)
             prompt_atoms.append(mark - before)
             total.append(len(ids) - before)
         return np.array(ids, np.int32), np.array(lengths, np.int32), offsets(total), np.array(prompt_atoms, np.int64)
+
+    def _own_id(self, name: str) -> int:
+        """Number of a segment's name, by first appearance."""
+        return self.names.setdefault(name, len(self.names))
 
 
 def _segments(value: Any) -> list[tuple[str, int]] | str:
