@@ -40,6 +40,7 @@ from prefixsim.engines.sglang.state import (
     GROW_NODES,
     GROW_SLOTS,
     GROW_TIMELINE,
+    N_RING_NS,
     NIL,
     OUT_OF_MEMORY,
     S_ADMITTED,
@@ -51,6 +52,7 @@ from prefixsim.engines.sglang.state import (
     S_COMPLETED,
     S_DISABLED,
     S_EVICTABLE,
+    S_HELD,
     S_HOST_COSTS,
     S_KEEP_COMMITS,
     S_LAST,
@@ -69,6 +71,7 @@ from prefixsim.engines.sglang.state import (
     S_POLICY,
     S_PROTECTED_THRESHOLD,
     S_REPLICA,
+    S_RING_AT,
     S_RUNNING,
     S_SCHEDULE,
     S_SEEN_ADMITTED,
@@ -222,6 +225,12 @@ class SglangEngine:
         completed = self.completed[: s[S_COMPLETED]].copy()
         s[S_COMPLETED] = 0
         now = int(s[S_NOW])
+        if s[S_HELD]:
+            following = int(self.arenas.nodes[s[S_RING_AT], N_RING_NS])
+            if s[S_ARRIVED] < s[S_ARRIVALS]:
+                following = min(following, int(self.arrivals[s[S_ARRIVED], 1]))
+            following = max(now, following)
+            return Progress(following, following, completed)
         waiting = s[S_WAIT_TAIL] > s[S_WAIT_HEAD]
         if waiting or s[S_RUNNING] or s[S_LAST] or s[S_PENDING] or s[S_CHUNKED] != NIL:
             return Progress(now, now, completed)

@@ -23,6 +23,7 @@ from prefixsim.engines.sglang.state import (
     L_PENDING,
     L_RUNNING,
     L_WAITING,
+    N_RING_NS,
     NIL,
     OUT_OF_MEMORY,
     R_ADMITTED,
@@ -62,6 +63,7 @@ from prefixsim.engines.sglang.state import (
     S_FREE_SLOT,
     S_FULL,
     S_GAPS,
+    S_HELD,
     S_HOST_CACHED,
     S_INSERT_NS,
     S_KEEP_COMMITS,
@@ -93,6 +95,7 @@ from prefixsim.engines.sglang.state import (
     S_PROCESSED_TOKENS,
     S_REFUSED,
     S_REJECTED,
+    S_RING_AT,
     S_RING_N,
     S_RUNNING,
     S_SCHEDULE,
@@ -409,6 +412,14 @@ def advance(
                     scalars[S_STEPS] += ceil_pages(ahead, unit)
                     ahead = ceil_pages(ahead, unit) * unit
                 scalars[S_NOW] += ahead
+        if scalars[S_HELD] == 1:
+            wake = nodes[scalars[S_RING_AT], N_RING_NS]
+            if scalars[S_ARRIVED] < scalars[S_ARRIVALS]:
+                wake = min(wake, arrivals[scalars[S_ARRIVED], 1])
+            elif wake >= until:  # somebody may come before
+                return DONE
+            scalars[S_NOW] = max(scalars[S_NOW], wake)
+            scalars[S_HELD] = 0
         if scalars[S_NOW] >= until:
             return DONE
         if not take_arrivals(scalars, slots, lists, static, rows, arrivals, completed):
@@ -479,17 +490,7 @@ def iterate(
             coef, gemm_us, lm_head_us, n, row,
         ):  # fmt: skip
             return False
-    elif scalars[S_RUNNING] == 0 and scalars[S_WAIT_TAIL] > scalars[S_WAIT_HEAD] and scalars[S_CHUNKED] == NIL:
-        # nothing runs, and still the first one does not fit
-        slot = lists[L_WAITING, scalars[S_WAIT_HEAD]]
-        scalars[S_WAIT_HEAD] += 1
-        refuse(scalars, static, rows, completed, slots[slot, R_REQUEST], scalars[S_NOW])
-        slots[slot, R_LOCK] = scalars[S_FREE_SLOT]
-        scalars[S_FREE_SLOT] = slot
-        scalars[S_PENDING] = 0  # results in flight are of requests that have ended
-        scalars[S_NOW] += unit
-        return True
-    else:
+    elif scalars[S_RUNNING] > 0 or scalars[S_WAIT_TAIL] == scalars[S_WAIT_HEAD] or scalars[S_CHUNKED] != NIL:
         n, kv_tokens = decode_pass(scalars, floats, nodes, table, heap, slots, lists, static, rows, completed)
         if n < 0:
             return False
@@ -500,6 +501,18 @@ def iterate(
             row[TL_END_NS] = stop
             row[TL_SCHEDULED_TOKENS] = n
             row[TL_PREFILL_TOKENS] = 0
+    elif scalars[S_RING_N] > 0:
+        scalars[S_HELD] = 1 if scalars[S_PENDING] == 0 else 0
+    else:
+        # nothing runs, and still the first one does not fit
+        slot = lists[L_WAITING, scalars[S_WAIT_HEAD]]
+        scalars[S_WAIT_HEAD] += 1
+        refuse(scalars, static, rows, completed, slots[slot, R_REQUEST], scalars[S_NOW])
+        slots[slot, R_LOCK] = scalars[S_FREE_SLOT]
+        scalars[S_FREE_SLOT] = slot
+        scalars[S_PENDING] = 0  # results in flight are of requests that have ended
+        scalars[S_NOW] += unit
+        return True
     if n > 0:
         end = row[TL_END_NS]
         note_step(scalars, timeline, row)

@@ -135,9 +135,10 @@ ROOT = 0
     S_HOST_CACHED,  # tokens served from host memory at first admissions
     S_RING_AT,
     S_RING_N,
+    S_HELD,  # 1: nothing runs, and the first waiting request needs pages that are still being copied
     S_LINK,  # the link's scalars (`engines.tiers.layout`) begin here
     N_SCALARS,
-) = range(110)
+) = range(111)
 LINK_SCALARS = 13
 
 (
