@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prefixsim.errors import PrefixsimError, ScenarioError, TraceError
 from prefixsim.pipeline import run_scenario
@@ -24,6 +26,10 @@ from prefixsim.records import (
 )
 from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.load import scenario_from
+from prefixsim.workload.formats.native import workload_from_rows
+from prefixsim.workload.numbering import Numbering
+from prefixsim.workload.saved import read_saved
+from prefixsim.workload.table import Source
 
 TIMES = (REQ_RELEASED_NS, REQ_ADMITTED_NS, REQ_FIRST_TOKEN_NS, REQ_FINISH_NS, REQ_READY_NS)
 ENGINES = """\
@@ -389,6 +395,31 @@ def test_a_saved_cache_is_there_again(traces, engine, replicas):
     assert any("modelled: a saved cache is replayed" in n for n in warm.summary["notes"])
 
 
+def test_hash_ids_are_the_same_content_in_two_files(tmp_path):
+    """Mooncake rows with ids that readers number anew; the tail of a prompt has an id too."""
+
+    def row(t, *ids, tail=88):
+        return {"timestamp": t, "input_length": 512 * (len(ids) - 1) + tail, "output_length": 2, "hash_ids": list(ids)}
+
+    big = 1 << 45
+    write(tmp_path / "before.jsonl", [row(0, big + 9, big + 7, 3), row(5, big + 1, big + 2)])
+    write(
+        tmp_path / "main.jsonl", [row(0, big + 1, big + 2, big + 4), row(900, big + 9, big + 7, 4), row(5000, 11, 12)]
+    )
+    engines = ENGINES.replace("120", "3000").replace("2000", "60000")
+    text = f"name: m\nworkload: {{trace: {{path: main.jsonl}}}}\n{engines}"
+    path, _ = saved(tmp_path, text.replace("main.jsonl", "before.jsonl"), "tree", "moon.jsonl")
+    assert json.loads(path.read_text().splitlines()[1])["segments"][0][0] in (big + 9, big + 1)
+    for prime in ("{trace: {path: before.jsonl}}", "{saved: moon.jsonl}"):
+        run = run_scenario(scenario(text + f"prime: {prime}\n", tmp_path), engines=["tree"])
+        assert run.records[0].requests[:, REQ_CACHED_TOKENS].tolist() == [
+            600,
+            1024,
+            0,
+        ]  # an id is 512 tokens, a tail 88
+        assert run.summary["ceiling_tokens"]["token"] == 1624
+
+
 def test_a_generators_cache_serves_the_same_generator_only(tmp_path):
     text = GENERATED + ENGINES
     path, _ = saved(tmp_path, text, "tree")
@@ -466,3 +497,39 @@ def test_every_total_and_counter_is_a_sum_or_a_level(primed, cold):
         for replica in record.replicas:
             assert min(replica.totals.values()) >= 0
             assert min(replica.counters.values()) >= 0
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_damaged_files_are_refused_or_read(tmp_path_factory, data):
+    """Bytes of a good file changed, cut or doubled: a message, or a workload that is whole. Nothing else."""
+    good = "".join(
+        json.dumps(line) + "\n"
+        for line in (
+            HEADER | {"sequences": 2},
+            {"tokens": [1, 2, 3], "cache_salt": "x"},
+            {"segments": [["a", 5], [7, 1], [None, 3]], "replica": 0},
+        )
+    ).encode()
+    at = data.draw(st.integers(0, len(good) - 1))
+    what = data.draw(st.sampled_from(["cut", "byte", "double", "drop"]))
+    byte = bytes([data.draw(st.integers(0, 255))])
+    bad = {
+        "cut": good[:at],
+        "byte": good[:at] + byte + good[at + 1 :],
+        "double": good + good[at:],
+        "drop": good[:at] + good[at + 1 :],
+    }
+    path = tmp_path_factory.getbasetemp() / "damaged.jsonl"
+    path.write_bytes(bad[what])
+    main = workload_from_rows([{"tokens": [1, 2, 3, 4]}], Source(kind="native"))
+    said = ""
+    try:
+        found = read_saved(path, Numbering(), main, "", True)
+    except PrefixsimError as exc:
+        said = str(exc)
+    if said:
+        assert "damaged.jsonl" in said
+    else:
+        assert found.workload.n == found.header["sequences"]
+        assert found.workload.atom_tokens.sum() == found.workload.prompt_tokens.sum()
