@@ -54,7 +54,7 @@ class SglangOptions(Strict):
     """HiCache: a host tier under the GPU's pool."""
     hicache_ratio: float | None = Field(None, ge=0, le=1 << 20)
     """Host tokens for each token of the GPU's pool; default 2.0; 0: no host tier."""
-    hicache_size: float = Field(0, ge=0, le=1 << 20)
+    hicache_size: float = Field(0.0, ge=0, le=1 << 20)
     """Host memory of each GPU, GB (10^9 bytes); above 0 it replaces the ratio."""
     hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"
     """Copied to host memory at the first use, at the second, or when evicted."""
