@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.sglang import state as st
 from prefixsim.engines.tiers import layout as lt
-from prefixsim.engines.tiers.arrays import HostTier
+from prefixsim.engines.tiers.arrays import HostTier, link_counters
 from prefixsim.errors import DoesNotFitError, NotModelledError
 from prefixsim.records import I64
 from prefixsim.scenario.engine_sglang import SglangOptions
@@ -98,6 +98,7 @@ def tier_counters(s: I64, inputs: EngineInputs, page: int) -> dict[str, float]:
         "sglang:backup_tokens_total": float(link[lt.T_OUT_BLOCKS]) * page,
         "sglang:backup_bytes_total": float(link[lt.T_OUT_BLOCKS]) * page_bytes,
         "sglang:backup_duration_seconds": float(link[lt.T_OUT_BUSY]) / NS_PER_S,
+        **link_counters(link, int(s[st.S_LAST_END])),
     }
 
 

@@ -61,6 +61,15 @@ def host_tier(hardware: Hardware) -> HostTier:
     )
 
 
+def link_counters(link: npt.NDArray[np.int64], end_ns: int) -> dict[str, float]:
+    """Share of the run (from 0 to `end_ns`) in which the link was busy, by direction. link: `layout`'s first scalars."""
+    span = max(1, end_ns)
+    return {
+        "host link utilisation ratio (loads)": float(link[lt.T_IN_BUSY]) / span,
+        "host link utilisation ratio (stores)": float(link[lt.T_OUT_BUSY]) / span,
+    }
+
+
 @dataclass
 class TierArrays:
     """See `layout`."""

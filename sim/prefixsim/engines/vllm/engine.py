@@ -301,7 +301,9 @@ class VllmEngine:
         return tier_totals(self.tier.tier, self.settings.block_size) if self.state[st.I_OFFLOAD] else {}
 
     def _tier_counters(self) -> dict[str, float]:
-        return tier_counters(self.tier.tier, self.inputs, self.settings) if self.state[st.I_OFFLOAD] else {}
+        if not self.state[st.I_OFFLOAD]:
+            return {}
+        return tier_counters(self.tier.tier, self.inputs, self.settings, int(self.state[st.I_END]))
 
     def _tier_notes(self) -> tuple[str, ...]:
         host = self.inputs.host

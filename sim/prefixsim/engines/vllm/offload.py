@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.tiers import layout as lt
-from prefixsim.engines.tiers.arrays import MAX_BLOCKS, HostTier
+from prefixsim.engines.tiers.arrays import MAX_BLOCKS, HostTier, link_counters
 from prefixsim.engines.vllm.facts import Settings
 from prefixsim.errors import DoesNotFitError, NotModelledError
 from prefixsim.records import I64
@@ -64,7 +64,7 @@ def tier_totals(t: I64, block_size: int) -> dict[str, int]:
     }
 
 
-def tier_counters(t: I64, inputs: EngineInputs, settings: Settings) -> dict[str, float]:
+def tier_counters(t: I64, inputs: EngineInputs, settings: Settings, end_ns: int) -> dict[str, float]:
     """vLLM's metrics of the connector at the end of the run."""
     assert inputs.host is not None
     block = float(inputs.host.bytes_per_token * settings.block_size * inputs.host.gpus)
@@ -78,6 +78,7 @@ def tier_counters(t: I64, inputs: EngineInputs, settings: Settings) -> dict[str,
         "offloading: bytes stored": float(t[lt.T_OUT_BLOCKS]) * block,
         "offloading: load time (s)": float(t[lt.T_IN_BUSY]) / NS_PER_S,
         "offloading: store time (s)": float(t[lt.T_OUT_BUSY]) / NS_PER_S,
+        **link_counters(t, end_ns),
     }
 
 

@@ -144,7 +144,9 @@ def take(state, blocks, where, tail, count):
 
 
 @lean_kernel
-def commit_row(state, blocks, where, commits, run_offset, run_start, run_end, request, run, tail, held, done, upto, now):
+def commit_row(
+    state, blocks, where, commits, run_offset, run_start, run_end, request, run, tail, held, done, upto, now
+):
     """Blocks [done, upto) of a request that holds `held` blocks, the last one being `tail`, become findable; behind equal
     ones where such are cached already.
 
