@@ -50,6 +50,7 @@ def register_commands() -> None:
 def run_app() -> None:
     """Runs the application. Exit codes: 0 fine, 1 a check failed, 2 could not run. No traceback reaches a user
     (PREFIXSIM_DEBUG=1 shows it)."""
+    _open_what_is_closed()
     _escape_what_cannot_be_encoded()
     try:
         register_commands()
@@ -98,6 +99,17 @@ def _drop_stdout() -> None:
     """Nobody reads it any more, or it cannot be written: what is still buffered goes nowhere."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_what_is_closed() -> None:
+    """A stream that was closed before the start would be None, and its number go to the next file that is opened."""
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _escape_what_cannot_be_encoded() -> None:

@@ -63,9 +63,9 @@ def check(
             say=say,
         )
     if junit is not None:
-        junit.write_text(junit_xml(results), encoding="utf-8")
+        junit.write_text(junit_xml(results), encoding="utf-8", errors="backslashreplace")
     if markdown is not None:
-        with markdown.open("a", encoding="utf-8") as f:
+        with markdown.open("a", encoding="utf-8", errors="backslashreplace") as f:
             f.write(markdown_text(results))
     typer.echo(json.dumps(checks.as_dict(results), indent=1) if json_ else checks.text(results))
     if github if github is not None else os.environ.get("GITHUB_ACTIONS") == "true":

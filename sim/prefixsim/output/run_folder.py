@@ -30,16 +30,18 @@ if TYPE_CHECKING:
 CSV_ROWS = 200_000
 TIMELINE_ROWS = 5_000
 GAP_ROWS = 20_000
+ESCAPED = "backslashreplace"
+"""How names of files that are not UTF-8 are written."""
 
 
 def write_run(folder: Path, run: Run, scenario_yaml: str, files: Mapping[str, str] | None = None) -> None:
     """Writes everything under a temporary name, then renames; `files` are more texts by name. Raises OutputError."""
     options = run.scenario.output
     with atomic_folder(folder) as place:
-        (place / "scenario.resolved.yaml").write_text(scenario_yaml, encoding="utf-8")
-        (place / "summary.json").write_text(summary_text(run.summary), encoding="utf-8")
+        (place / "scenario.resolved.yaml").write_text(scenario_yaml, encoding="utf-8", errors=ESCAPED)
+        (place / "summary.json").write_text(summary_text(run.summary), encoding="utf-8", errors=ESCAPED)
         for name, text in (files or {}).items():
-            (place / name).write_text(text, encoding="utf-8")
+            (place / name).write_text(text, encoding="utf-8", errors=ESCAPED)
         if options.requests != "none":
             parts = [
                 request_columns(run.workload, record, ledger)

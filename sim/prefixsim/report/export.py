@@ -74,9 +74,9 @@ def write_text(out: Path | None, pieces: Iterable[str]) -> None:
         if out.suffix == ".gz":
             with part.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
                 for piece in pieces:
-                    packed.write(piece.encode())
+                    packed.write(piece.encode(errors="backslashreplace"))
         else:
-            with part.open("w", encoding="utf-8", newline="") as f:
+            with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as f:
                 f.writelines(pieces)
 
 

@@ -36,7 +36,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     target = out or (run_folder if run_folder.is_dir() else run_folder.parent) / "report.html"
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        part.write_text(page, encoding="utf-8")
+        part.write_text(page, encoding="utf-8", errors="backslashreplace")
         part.replace(target)
     except OSError as exc:
         with contextlib.suppress(OSError):
@@ -84,9 +84,9 @@ def render(run: RunFolder) -> str:
         setup_section(run, missing),
     ]
     page = page_of(run.summary.get("name") or "run", NAV, "".join(body), [*time, *latency, *who, *curves, *fleet])
-    if len(page.encode()) > SIZE_LIMIT:  # every part is bounded; this guards the promise
+    if len(page.encode(errors="backslashreplace")) > SIZE_LIMIT:  # every part is bounded; this guards the promise
         raise OutputError(
-            f"the report would be {len(page.encode()) / 1e6:.1f} MB; the limit is {SIZE_LIMIT / 1e6:.0f} MB"
+            f"the report would be {len(page.encode(errors='backslashreplace')) / 1e6:.1f} MB; the limit is {SIZE_LIMIT / 1e6:.0f} MB"
         )
     return page
 

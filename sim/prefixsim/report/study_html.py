@@ -30,7 +30,7 @@ def write_study_report(folder: Path) -> Path:
     target = folder / "report.html"
     part = folder / ".report.html.part"
     try:
-        part.write_text(render(about, rows), encoding="utf-8")
+        part.write_text(render(about, rows), encoding="utf-8", errors="backslashreplace")
         part.replace(target)
     except OSError as exc:
         raise OutputError(f"{target}: the report could not be written: {exc.strerror or exc}") from None

@@ -150,7 +150,7 @@ class Template(Strict):
     """Namespace; `per_tenant`: each tenant its own."""
     lora: str | None = None
     extra_key: str | None = None
-    priority: int = 0
+    priority: int = Field(0, ge=-(1 << 53), le=1 << 53)
 
 
 class SessionKnobs(Strict):

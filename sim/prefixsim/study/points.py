@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -57,7 +58,7 @@ def file_sha256(path: str) -> str:
     digest = hashlib.sha256()
     try:
         for file in sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]:
-            digest.update(file.name.encode() + b"\0")
+            digest.update(os.fsencode(file.name) + b"\0")
             with file.open("rb") as f:
                 while chunk := f.read(1 << 20):
                     digest.update(chunk)

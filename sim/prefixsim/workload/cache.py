@@ -89,7 +89,7 @@ def entry_name(found: Format, context: ReadContext) -> str | None:
             with path.open("rb") as f:
                 digest.update(hashlib.file_digest(f, "sha256").digest())
             if len(paths) > 1:
-                digest.update(path.name.encode())
+                digest.update(os.fsencode(path.name))
     except OSError:
         return None
     return digest.hexdigest()[:40] + ".workload"

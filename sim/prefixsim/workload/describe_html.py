@@ -64,7 +64,7 @@ def write_html(path: Path, d: dict[str, Any], w: Workload) -> None:
     lacking = "".join(f"<li>{escape(n)}</li>" for n in d["missing"])
     parts.append(f"<h2>Notes</h2><ul>{listed}</ul><h2>Not in the file</h2><ul>{lacking}</ul></html>")
     try:
-        path.write_text("\n".join(parts), encoding="utf-8")
+        path.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
     except OSError as exc:
         raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
 

@@ -6,6 +6,7 @@ Lines are not sorted by time. Inputs are flattened text, not messages.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +53,7 @@ def read(context: ReadContext) -> Workload:
         file = TraceFile(p)
         bad = BadRows(file, options.on_bad_row == "skip")
         table = read_rows(file, KEYS, bad)
-        digest.update(f"{p.name} {file.sha256}\n".encode())
+        digest.update(os.fsencode(f"{p.name} {file.sha256}\n"))
         counts["empty_files"] += table.n == 0 and not bad.count
         keep = np.ones(table.n, dtype=np.bool_)
         times_ns(table.number["timestamp"], unit, table.line, bad, keep, "timestamp")

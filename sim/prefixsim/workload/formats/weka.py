@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def read(context: ReadContext) -> Workload:
         file = TraceFile(p)
         bad = BadRows(file, options.on_bad_row == "skip")
         conversation = _decode(file, bad)
-        digest.update(f"{p.name} {file.sha256}\n".encode())
+        digest.update(os.fsencode(f"{p.name} {file.sha256}\n"))
         if conversation is not None:
             blocks.add(conversation.block_size)
             _add(table, conversation, p, bad, options.block_size, options)
