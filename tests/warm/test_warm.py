@@ -533,3 +533,38 @@ def test_damaged_files_are_refused_or_read(tmp_path_factory, data):
     else:
         assert found.workload.n == found.header["sequences"]
         assert found.workload.atom_tokens.sum() == found.workload.prompt_tokens.sum()
+
+
+TIERED = """\
+hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b}
+engines:
+  - {name: hash, kind: vllm@0.33, block_size: 16, num_gpu_blocks_override: 120, kv_offloading_size: 0.5}
+  - {name: tree, kind: sglang@0.5.23, page_size: 1, max_total_tokens: 2000, enable_hierarchical_cache: true, hicache_ratio: 2}
+seed: 3
+"""
+
+
+@pytest.mark.parametrize("case", ["tiered", "cache_aware", "power_of_two", "step"])
+def test_looking_at_an_engine_in_passing_changes_nothing(tmp_path, case):
+    """Host tiers, routers that look at state, several kernels for one fleet, single steps: rows are those of a plain run,
+    and what came before the instant and what counts add up."""
+    write(tmp_path / "main.jsonl", rows(150, 2, after=case == "tiered"))
+    text = f"name: t\nworkload: {{trace: {{path: main.jsonl}}}}\n{TIERED if case == 'tiered' else ENGINES}"
+    more = {
+        "tiered": "",
+        "cache_aware": "replicas: 2\nrouter: cache_aware\n",
+        "power_of_two": "replicas: 3\nrouter: power_of_two\n",
+        "step": "granularity: step\n",
+    }[case]
+    cold, warm = (run_scenario(scenario(text + more + rule, tmp_path)) for rule in ("", "warm_up: {requests: 60}\n"))
+    for i, (was, now) in enumerate(zip(cold.records, warm.records, strict=True)):
+        assert np.array_equal(now.requests, was.requests[60:])
+        assert np.array_equal(warm.ledgers[i], cold.ledgers[i][60:])
+        whole, part = cold.summary["engines"][now.engine], warm.summary["engines"][now.engine]
+        assert 0 < part["steps"] < whole["steps"]
+        if case == "tiered":
+            assert whole["cached_host_tokens"] >= part["cached_host_tokens"] > 0
+            assert 0 < part["totals"]["host_stored_tokens"] < whole["totals"]["host_stored_tokens"]
+        for replica in now.replicas:
+            assert min(replica.totals.values()) >= 0
+            assert min(replica.counters.values()) >= 0
