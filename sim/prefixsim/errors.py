@@ -97,9 +97,11 @@ def printable(text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns " (did you mean 'x'?)" for the closest known name, else " (known: a, b, ...)"; "" if none are known."""
+    """Returns " (did you mean 'x'?)" for the one known name that begins so, else the closest one; else " (known: a, b, ...)";
+    "" if none are known."""
     names = sorted(known)
-    hit = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    longer = [n for n in names if len(name) >= 3 and n.lower().startswith(name.lower())]
+    hit = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if hit:
         return f" (did you mean '{hit[0]}'?)"
     if not names:

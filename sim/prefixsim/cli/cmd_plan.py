@@ -51,7 +51,7 @@ def plan(
 
         typer.echo("\n".join(conclusion(loaded.spec, answers)))
         header, rows = table(loaded.spec, answers)
-        print_table(header, rows, left=2)
+        print_table(header, rows, left=header.index("caching") + 1)
         typer.echo(f"details: {folder / 'plan.json'}")
     if all(a.value is None for a in answers if a.caching):
         raise typer.Exit(2)

@@ -49,17 +49,29 @@ def conclusion(spec: PlanSpec, answers: list[Answer]) -> list[str]:
 def table(spec: PlanSpec, answers: list[Answer]) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of all answers."""
     unit = "rate/s" if spec.find == "max_rate" else "replicas"
-    header = ["fleet", "caching", unit, "95 %", "hit rate", "p99 TTFT s", "$/h", "$/M tokens"]
+    keys = list(dict.fromkeys(k for a in answers for k in a.shape))
+    header = [
+        "engine",
+        *(k.rsplit(".", 1)[-1] for k in keys),
+        "caching",
+        unit,
+        "95 %",
+        "hit rate",
+        "p99 TTFT s",
+        "$/h",
+        "$/M tokens",
+    ]
     rows = []
     for a in answers:
         found = [v for v in a.per_seed if v is not None]
         mean, half = mean_interval(found) if a.value is not None else (None, None)
         rows.append(
             [
-                label(a),
+                a.engine,
+                *(str(a.shape.get(k, "")) for k in keys),
                 "on" if a.caching else "off",
                 ("error" if a.error else "none") if mean is None else f"{mean:.4g}{'+' if a.capped else ''}",
-                "" if half is None else f"± {half:.2g}",
+                "" if half is None or len(found) < 2 else f"± {half:.2g}",
                 _number(a.at.get("hit_rate"), "{:.1%}"),
                 _number(a.at.get("ttft_s.p99"), "{:.3f}"),
                 _number(a.usd_per_hour, "{:.2f}"),
