@@ -314,7 +314,8 @@ def notes(warm: dict[str, Any], prepared: Prepared, counted: Counted, rule: Name
         out.append(
             "modelled: a saved cache is replayed, one sequence after another, least recently used first. Which sequences are "
             "resident and the order of their last use are exact up to the capacity; hit counts, priorities and insertion times "
-            "of their blocks (policies other than LRU), duplicate copies of a block, and free blocks' order are not"
+            "of their blocks (policies other than LRU), duplicate copies of a block, the order of free blocks, and where nodes of a "
+            "radix tree begin (whole leaves are evicted) are not"
         )
     out.append(
         "curves and divergence points of the report are those of the counted requests alone, from an empty cache"

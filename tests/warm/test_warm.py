@@ -59,13 +59,13 @@ def scenario(text, base=Path(), **overrides):
     return scenario_from(strict_yaml.parse(text, "test.yaml"), base, overrides)
 
 
-def rows(n, seed, *, after=True, big=1):
+def rows(n, seed, *, after=True, big=1, families=5):
     """Native rows: prompts of shared and own tokens; every fourth awaits the one before. big: factor of token numbers."""
     rng = np.random.default_rng(seed)
     out, clock = [], 0.0
     for i in range(n):
         clock += float(rng.integers(1, 60)) / 1000
-        family = int(rng.integers(0, 5))
+        family = int(rng.integers(0, families))
         shared = [big * (1000 + 100 * family + k) for k in range(60)]
         own = [big * int(t) for t in rng.integers(5000, 9000, int(rng.integers(5, 50)))]
         row = {
@@ -294,6 +294,24 @@ def test_warm_up_counts_the_rest_and_changes_nothing_else(traces, cold, rule):
     assert any(f"{left_out:,} requests" in n and "no metric" in n for n in run.summary["notes"])
 
 
+def test_steps_as_a_clock(tmp_path):
+    """Priming ends at a step, and the workload's own steps count from there; the ledger holds in every run."""
+    lines = [{"tokens": list(range(40)) + [100 + i] * 9, "output_length": 2, "step": 3 * i} for i in range(30)]
+    write(tmp_path / "main.jsonl", lines)
+    text = trace_text("prime: {first_requests: 7}\nwarm_up: {requests: 4}", "clock: steps")
+    for engine in ("hash", "tree"):
+        run = run_scenario(scenario(text.replace("hardware:", "#"), tmp_path), engines=[engine])
+        found = run.records[0].requests
+        assert found[:, REQ_RELEASED_NS].tolist() == [3 * i for i in range(4, 30)]
+        assert (found[:, REQ_CACHED_TOKENS] >= 32).all()
+        assert run.summary["warm"]["prime"]["engines"][engine]["lasted_s"] > 18e-9
+
+
+def test_unknown_keys_of_priming_have_a_place(tmp_path):
+    with pytest.raises(ScenarioError, match=r"prime.trace.max_request: unknown key \(did you mean 'max_requests'"):
+        scenario(trace_text("prime: {trace: {path: a.jsonl, max_request: 3}}"), tmp_path)
+
+
 def test_nothing_is_left_out_unless_asked(cold):
     assert "warm" not in cold.summary
     assert cold.workload.n == cold.summary["engines"]["hash"]["requests"] == 150
@@ -418,6 +436,25 @@ def test_hash_ids_are_the_same_content_in_two_files(tmp_path):
             0,
         ]  # an id is 512 tokens, a tail 88
         assert run.summary["ceiling_tokens"]["token"] == 1624
+
+
+@pytest.mark.parametrize(("seed", "families"), [(1, 12), (5, 20), (9, 20)])
+def test_a_saved_cache_does_what_the_run_before_would(tmp_path, seed, families):
+    """In full LRU caches, where order of use decides: as if the trace before had been served right before."""
+    write(tmp_path / "before.jsonl", rows(120, seed, families=families))
+    write(tmp_path / "main.jsonl", rows(150, seed + 1, families=families))
+    for engine in ("hash", "tree"):
+        path, before = saved(tmp_path, trace_text().replace("main.jsonl", "before.jsonl"), engine, f"{engine}.jsonl")
+        assert before.summary["engines"][engine]["evicted_tokens"] > 1000
+        served, again, cold = (
+            run_scenario(scenario(trace_text(prime), tmp_path), engines=[engine])
+            .records[0]
+            .requests[:, REQ_CACHED_TOKENS]
+            for prime in (PRIME, f"prime: {{saved: {path.name}}}", "")
+        )
+        differ = int((served != again).sum())
+        assert differ == 0 if engine == "hash" else differ <= 1  # where the tree's nodes begin is not saved
+        assert (served != cold).sum() > 5
 
 
 def test_a_generators_cache_serves_the_same_generator_only(tmp_path):

@@ -154,8 +154,8 @@ def _known_keys(document: Document) -> Any:
             return model_keys(ENGINES[family(here)], path[2:])
         if path == ("router",) and str(document.data["router"].get("kind")) in ROUTERS:
             return list(ROUTERS[str(document.data["router"]["kind"])].model_fields)
-        if path and path[0] == "workload":
-            return _workload_keys(document.data["workload"], path[1:])
+        if path and path[0] in ("workload", "prime"):
+            return _workload_keys(document.data[path[0]], path[1:])
         return model_keys(Scenario, path)
 
     return names
