@@ -127,6 +127,8 @@ def _default(value: dict[str, Any]) -> str:
     default = value.get("default")
     if default is None:
         return ""
+    if default == "":
+        return "empty"
     return (
         f"`{str(default).lower() if isinstance(default, bool) else default}`"
         if not isinstance(default, dict)

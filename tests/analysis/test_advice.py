@@ -64,7 +64,7 @@ def test_shared_parts_are_fitted_to_blocks(length, kind):
     assert [a.kind for a in found] == ([kind] if kind else [])
     if kind == "pad":
         assert found[0].after[0] - found[0].before[0] == 39 * 16
-        assert "by 1 tokens to 320 = 20 blocks of 16" in found[0].text
+        assert "by 1 token to 320 = 20 blocks of 16" in found[0].text
     if kind == "trim":
         assert found[0].after[0] == found[0].before[0]
         assert found[0].saved_tokens == 40 * 5

@@ -89,11 +89,11 @@ def prompt_advice(
             both = []
             if over >= granularity // 2 or depth > granularity:
                 pad = granularity - over
-                text = f"pad {end} by {pad:,} tokens to {_blocks(depth + pad, granularity)}"
+                text = f"pad {end} by {pad:,} token{'s' if pad > 1 else ''} to {_blocks(depth + pad, granularity)}"
                 padded = {int(r): (Keep(0, depth), Put(depth, pad), Keep(depth, -1)) for r in rows}
                 both.append(measured("pad", text, rewrite(workload, padded)))
             if over <= CUT_SHARE * depth:  # more than that is content, not slack
-                text = f"cut {end} by {over:,} tokens to {_blocks(depth - over, granularity)}"
+                text = f"cut {end} by {over:,} token{'s' if over > 1 else ''} to {_blocks(depth - over, granularity)}"
                 cut = {int(r): (Keep(0, depth - over), Keep(depth, -1)) for r in rows}
                 both.append(measured("trim", text, rewrite(workload, cut)))
             real = [a for a in both if a is not None and a.after[0] >= a.before[0]]

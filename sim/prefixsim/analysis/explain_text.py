@@ -168,12 +168,12 @@ def _advice(result: Mapping[str, Any]) -> list[str]:
         if ideal:
             lines.append(
                 f"      infinite cache, blocks of {a['granularity']}: hit tokens {ideal['hit_tokens_before']:,} -> "
-                f"{ideal['hit_tokens_after']:,}; {ideal['saved_tokens']:,} prompt tokens less to compute"
+                f"{ideal['hit_tokens_after']:,}; {_saved(ideal['saved_tokens'])}"
             )
         for name, g in a.get("engines", {}).items():
             lines.append(
                 f"      {name}: hit rate {_rate(g['hit_rate_before'])} -> {_rate(g['hit_rate_after'])}; "
-                f"{g['saved_tokens']:,} prompt tokens less to compute"
+                f"{_saved(g['saved_tokens'])}"
             )
     for a in result.get("tried_without_gain", []):
         lines.append(_wrap(f"tried without gain: {a['text']}", "  - "))
@@ -182,3 +182,7 @@ def _advice(result: Mapping[str, Any]) -> list[str]:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def _saved(tokens: int) -> str:
+    return f"{abs(tokens):,} prompt tokens {'less' if tokens >= 0 else 'more'} to compute"

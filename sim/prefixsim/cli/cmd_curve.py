@@ -110,7 +110,7 @@ def curve(
         if not json_:
             for c in estimated:
                 typer.echo(
-                    f"blocks of {c.granularity} tokens, LRU estimated from {c.sampled_ids:,} of {c.n_chains:,} chain ids:"
+                    f"blocks of {c.granularity} token{'s' if c.granularity > 1 else ''}, LRU estimated from {c.sampled_ids:,} of {c.n_chains:,} chain ids:"
                 )
                 for at, hits, error in zip(c.capacity, c.hit_tokens, c.standard_error_tokens, strict=True):
                     share = 100 / max(c.prompt_tokens, 1)
