@@ -202,6 +202,14 @@ def test_priming_with_the_same_generator_shares_its_shared_parts_only():
     assert "names of shared parts" in warm.summary["warm"]["prime"]["contents_known_by"]
 
 
+def test_ceilings_know_all_of_a_priming_trace_whose_times_are_squeezed(traces, primed):
+    """Arrivals scaled to almost nothing, think times not: every priming request still comes before the workload."""
+    fast = run_scenario(scenario(trace_text("prime: {trace: {path: before.jsonl, time_scale: 1.0e-6}}"), traces))
+    assert fast.summary["ceiling_tokens"] == primed[1].summary["ceiling_tokens"]
+    cold = run_scenario(scenario(trace_text(), traces))
+    assert fast.summary["ceiling_tokens"]["token"] > cold.summary["ceiling_tokens"]["token"]
+
+
 def test_what_primes_with_other_contents_gives_no_hits(traces):
     text = trace_text(
         "prime: {generator: scan, requests: 30, arrivals: {process: constant, rate_per_s: 50}, document_tokens: 100}"

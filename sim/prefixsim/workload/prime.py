@@ -12,6 +12,7 @@ import numpy as np
 from prefixsim.errors import ScenarioError
 from prefixsim.scenario.warm import FirstRequests, SavedCache
 from prefixsim.scenario.workload import TraceWorkload
+from prefixsim.workload import links
 from prefixsim.workload.edit import _ROW_COLUMNS, take
 from prefixsim.workload.load import load_workload
 from prefixsim.workload.numbering import Numbering
@@ -117,7 +118,9 @@ def _same_contents(prime: Any, primer: Workload, other: str, spec: Any, main: Wo
 def _joined(primer: Workload, main: Workload, words: str, identity: str) -> Primed:
     """Priming requests, then the workload's."""
     first = primer.n
-    shift = int(primer.arrival_ns.max()) + 1
+    # arrivals of requests that await others may be scaled while their delays are not: the latest nominal one is what counts
+    nominal, _ = links.resolve(primer.after, primer.delay_ns, primer.arrival_ns, primer.after < 0)
+    shift = max(int(primer.arrival_ns.max()), int(nominal.max())) + 1
     if int(main.arrival_ns.max()) > (1 << 62) or shift > (1 << 62):
         raise ScenarioError("prime: arrivals of priming and workload together span more than 290 years")
     columns: dict[str, Any] = {
