@@ -9,6 +9,7 @@ import io
 import os
 import pkgutil
 import sys
+from functools import cache
 
 import typer
 
@@ -41,6 +42,7 @@ def _root(
     pass
 
 
+@cache
 def register_commands() -> None:
     """Finds every `cmd_*.py` beside this file, in alphabetical order."""
     for module in sorted(m.name for m in pkgutil.iter_modules(prefixsim.cli.__path__) if m.name.startswith("cmd_")):

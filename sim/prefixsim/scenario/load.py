@@ -79,7 +79,11 @@ def variants(path_or_name: str | Path, overrides: Mapping[str, Any] | None = Non
     out = [first]
     for variant in first.also:
         keys = {**variant.set, **(overrides or {}), "name": f"{first.name}-{variant.name}", "also": []}
-        out.append(load_scenario(path_or_name, keys))
+        try:
+            out.append(load_scenario(path_or_name, keys))
+        except ScenarioError as exc:
+            at = f"{path_or_name}: also: {variant.name}"
+            raise ScenarioError([p if p.line else replace(p, file=f"{at}: {p.file}") for p in exc.problems]) from None
     return out
 
 

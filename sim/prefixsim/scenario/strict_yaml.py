@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -30,6 +31,8 @@ _TRUE, _FALSE = {"true", "True"}, {"false", "False"}
 _TRAPS = re.compile(r"(y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE|NULL|Null)\Z")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9]+(:[0-9]{2})+(\.[0-9]*)?\Z")
 _OCTAL = re.compile(r"[-+]?0[0-9_]+\Z|0[xXbBoO][0-9a-fA-F_]+\Z")
+
+_EVENTS = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # far faster where PyYAML was built with it
 
 Path_ = tuple[str | int, ...]
 Marks = dict[Path_, tuple[int, int]]
@@ -74,15 +77,7 @@ def parse(text: str, file: str, error: type[InputError] = ScenarioError) -> Docu
         raise error(Problem(f"larger than {MAX_BYTES >> 20} MiB: not a scenario", file=file))
     problems: list[Problem] = []
     try:
-        depth = 0
-        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
-            mark = event.start_mark
-            at = (mark.line + 1, mark.column + 1) if mark else (None, None)
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise error(Problem("anchors and aliases are not accepted: write the value out", file, *at))
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH or number > 3 * MAX_NODES:  # here, as composing costs more than the text is long
-                raise error(Problem("too many values or nested too deeply", file, *at))
+        _guard(text, file, error)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -133,6 +128,21 @@ def parse(text: str, file: str, error: type[InputError] = ScenarioError) -> Docu
     if problems:
         raise error(problems)
     return Document(data, marks, key_marks, file)
+
+
+def _guard(text: str, file: str, error: type[InputError]) -> None:
+    """Raises `error` for anchors, depth and sheer number, before a tree is made: composing costs more than the text is long.
+    Faults of syntax are left to composing."""
+    depth = 0
+    with contextlib.suppress(yaml.YAMLError):
+        for number, event in enumerate(yaml.parse(text, Loader=_EVENTS)):
+            mark = event.start_mark
+            at = (mark.line + 1, mark.column + 1) if mark else (None, None)
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise error(Problem("anchors and aliases are not accepted: write the value out", file, *at))
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH or number > 3 * MAX_NODES:
+                raise error(Problem("too many values or nested too deeply", file, *at))
 
 
 def scalar(node: yaml.Node) -> Any:
