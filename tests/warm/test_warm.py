@@ -202,12 +202,22 @@ def test_priming_with_the_same_generator_shares_its_shared_parts_only():
     assert "names of shared parts" in warm.summary["warm"]["prime"]["contents_known_by"]
 
 
-def test_ceilings_know_all_of_a_priming_trace_whose_times_are_squeezed(traces, primed):
+def test_ceilings_know_all_of_a_priming_trace_whose_times_are_squeezed(tmp_path):
     """Arrivals scaled to almost nothing, think times not: every priming request still comes before the workload."""
-    fast = run_scenario(scenario(trace_text("prime: {trace: {path: before.jsonl, time_scale: 1.0e-6}}"), traces))
-    assert fast.summary["ceiling_tokens"] == primed[1].summary["ceiling_tokens"]
-    cold = run_scenario(scenario(trace_text(), traces))
-    assert fast.summary["ceiling_tokens"]["token"] > cold.summary["ceiling_tokens"]["token"]
+    only_later = list(range(100, 160))
+    write(
+        tmp_path / "before.jsonl",
+        [
+            {"id": "a", "tokens": [1, 2, 3], "output_length": 1, "arrival": 0},
+            {"id": "b", "tokens": only_later, "output_length": 1, "after": "a", "delay": 30},
+        ],
+    )
+    write(tmp_path / "main.jsonl", [{"tokens": [*only_later, 7], "output_length": 1, "arrival": 2}])
+    for scale in ("1.0", "1.0e-6"):
+        prime = f"prime: {{trace: {{path: before.jsonl, time_scale: {scale}}}}}"
+        run = run_scenario(scenario(trace_text(prime), tmp_path), engines=["tree"])
+        assert run.summary["ceiling_tokens"]["token"] == 60
+        assert run.records[0].requests[:, REQ_CACHED_TOKENS].tolist() == [60]
 
 
 def test_what_primes_with_other_contents_gives_no_hits(traces):
