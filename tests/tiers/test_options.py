@@ -65,7 +65,7 @@ def run(tmp_path: Path, engine: dict[str, Any], **more: Any) -> Run:
             "lru",
         ),
         (VLLM | {"kv_offloading_size": 0.001}, DoesNotFitError, "not one block"),
-        (SGLANG | {"hicache_write_policy": "write_back"}, NotModelledError, "write_back"),
+        (SGLANG | {"schedule_policy": "dfs-weight"}, NotModelledError, "dfs-weight"),
         (SGLANG | {"hicache_storage_backend": "file"}, NotModelledError, "third tier"),
         (SGLANG | {"hicache_size": 1e-6}, DoesNotFitError, "holds no page"),
     ],
@@ -108,7 +108,11 @@ def test_the_link_is_the_profiles_unless_given() -> None:
 
 @pytest.mark.parametrize(
     ("off", "on"),
-    [(VLLM, VLLM | {"kv_offloading_size": 40}), (SGLANG | {"hicache_ratio": 0}, SGLANG | {"hicache_ratio": 10})],
+    [
+        (VLLM, VLLM | {"kv_offloading_size": 40}),
+        (SGLANG | {"hicache_ratio": 0}, SGLANG | {"hicache_ratio": 10}),
+        (SGLANG | {"hicache_ratio": 0}, SGLANG | {"hicache_ratio": 10, "hicache_write_policy": "write_back"}),
+    ],
 )
 def test_runs_say_modelled_and_the_ledger_adds_up(tmp_path: Path, off: dict[str, Any], on: dict[str, Any]) -> None:
     """The ledger's sum is checked by every run; host hits are a part of it."""

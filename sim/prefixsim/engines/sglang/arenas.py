@@ -19,6 +19,8 @@ from prefixsim.engines.sglang.state import (
     N_RING,
     N_RING_NS,
     N_SCALARS,
+    N_TWICE_NEXT,
+    N_TWICE_PREV,
     NIL,
     NODE_COLUMNS,
     ROOT,
@@ -68,7 +70,7 @@ class Arenas:
         self.grow_nodes(1 << 10)
         self.nodes[ROOT, N_HEAP] = NIL
         if tier:
-            self.nodes[ROOT, [N_DEVICE, N_HOST, N_HOST_PLACE]] = 1, 1, NIL
+            self.nodes[ROOT, [N_DEVICE, N_HOST, N_HOST_PLACE, N_TWICE_PREV, N_TWICE_NEXT]] = 1, 1, NIL, ROOT, ROOT
         self.grow_slots(64)
 
     def grow_nodes(self, at_least: int) -> None:

@@ -41,7 +41,7 @@ class Settings:
     host_pages: int = 0
     """Pages of the host tier; 0: none."""
     backup_uses: int = 1
-    """Uses of a node after which it is copied to host memory."""
+    """Uses of a node after which it is copied to host memory; 0: when it is evicted."""
     chosen: tuple[str, ...] = ()
     """Sentences on defaults that were chosen for the user."""
 

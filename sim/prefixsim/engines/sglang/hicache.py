@@ -7,7 +7,7 @@ from prefixsim.engines.sglang import state as st
 from prefixsim.engines.tiers import layout as lt
 from prefixsim.engines.tiers.arrays import HostTier, link_counters
 from prefixsim.errors import DoesNotFitError, NotModelledError
-from prefixsim.records import I64
+from prefixsim.records import I64, NEVER
 from prefixsim.scenario.engine_sglang import SglangOptions
 from prefixsim.units import NS_PER_S
 
@@ -29,16 +29,13 @@ def host_pages(o: SglangOptions, pages: int, host: HostTier | None) -> int:
             o.hicache_storage_backend is not None,
             f"hicache_storage_backend '{o.hicache_storage_backend}' (a third tier)",
         ),
-        (o.hicache_write_policy == "write_back", "hicache_write_policy write_back"),
         (o.schedule_policy == "dfs-weight", "enable_hierarchical_cache with schedule_policy dfs-weight"),
         (o.facts.merge_single_child_parents, "enable_hierarchical_cache with merge_single_child_parents"),
         (host is None, "enable_hierarchical_cache without `hardware:` or with `clock: steps` (loads take time)"),
     )
     for applies, what in refused:
         if applies:
-            raise NotModelledError(
-                f"engine '{o.name}': {what} is not modelled; write_through and write_through_selective are"
-            )
+            raise NotModelledError(f"engine '{o.name}': {what} is not modelled")
     assert host is not None
     if o.hicache_size > 0:
         tokens = int(o.hicache_size * GB) // max(1, host.bytes_per_token)
@@ -50,14 +47,15 @@ def host_pages(o: SglangOptions, pages: int, host: HostTier | None) -> int:
 
 
 def backup_uses(o: SglangOptions) -> int:
-    """Uses of a node after which it is copied."""
-    return 2 if o.hicache_write_policy == "write_through_selective" else 1
+    """Uses of a node after which it is copied; 0: when it is evicted."""
+    return {"write_through": 1, "write_through_selective": 2, "write_back": 0}[o.hicache_write_policy]
 
 
 def prepare(scalars: I64, pages: int, uses: int, page: int, host: HostTier) -> None:
-    """Writes the host tier's scalars."""
+    """Writes the host tier's scalars. uses: as `backup_uses` says."""
     scalars[[st.S_HOST_PAGES, st.S_HOST_AVAILABLE]] = pages
-    scalars[st.S_BACKUP_USES] = uses
+    scalars[st.S_BACKUP_USES] = uses or NEVER
+    scalars[st.S_WRITE_BACK] = uses == 0
     scalars[st.S_LOAD_FLOOR] = LOAD_FLOOR_TOKENS
     scalars[st.S_LINK + lt.T_IN_PS] = host.in_ps(page)
     scalars[st.S_LINK + lt.T_OUT_PS] = host.out_ps(page)
@@ -77,6 +75,7 @@ def tier_totals(s: I64, page: int) -> dict[str, int]:
         "host_store_failures": int(s[st.S_HOST_FAILED]),
         "host_loads_skipped_tokens": int(s[st.S_LOAD_SKIPPED]) * page,
         "load_wait_ns": int(s[st.S_LOAD_WAIT]),
+        "write_back_stall_ns": int(s[st.S_STALLED]),
         "link_in_busy_ns": int(link[lt.T_IN_BUSY]),
         "link_out_busy_ns": int(link[lt.T_OUT_BUSY]),
         "link_in_wait_ns": int(link[lt.T_IN_WAIT]),

@@ -4,7 +4,7 @@ Twin: `reference_hicache.HostTree`."""
 
 from __future__ import annotations
 
-from prefixsim.engines.sglang.host_kernels import bring_back, evict_host, host_drop, host_leaf, on_device
+from prefixsim.engines.sglang.host_kernels import bring_back, copy_out, evict_host, host_drop, host_leaf, on_device
 from prefixsim.engines.sglang.state import (
     N_DEVICE,
     N_END,
@@ -17,27 +17,18 @@ from prefixsim.engines.sglang.state import (
     ROOT,
     S_AVAILABLE,
     S_BACKUP_USES,
-    S_GPU_FREE,
-    S_HOST_AVAILABLE,
     S_HOST_FAILED,
-    S_HOST_PAGES,
-    S_HOST_PEAK,
     S_HOST_PINNED,
     S_INSERT_NS,
-    S_LINK,
     S_LOAD_FLOOR,
     S_LOAD_SKIPPED,
     S_LOADING,
-    S_NOW,
-    S_OVERLAP,
     S_PAGE,
     S_RING_AT,
     S_RING_N,
-    S_STEP_CLOCK,
 )
 from prefixsim.engines.sglang.table_kernels import table_find
 from prefixsim.engines.sglang.tree_kernels import lock, make_room, peek, unlock
-from prefixsim.engines.tiers.link_kernels import transfer_out
 from prefixsim.jit import lean_kernel
 
 
@@ -77,16 +68,11 @@ def back_up(scalars, nodes, table, heap, node):
     if not evict_host(scalars, nodes, table, pages):
         scalars[S_HOST_FAILED] += 1
         return False
-    scalars[S_HOST_AVAILABLE] -= pages
-    scalars[S_HOST_PEAK] = max(scalars[S_HOST_PEAK], scalars[S_HOST_PAGES] - scalars[S_HOST_AVAILABLE])
-    nodes[node, N_HOST] = 1
-    ready = scalars[S_INSERT_NS] if scalars[S_STEP_CLOCK] == 0 else scalars[S_NOW]
-    if scalars[S_OVERLAP] == 1:  # a step on the GPU may still be writing what is copied
-        ready = max(ready, scalars[S_GPU_FREE])
+    done = copy_out(scalars, nodes, node, scalars[S_INSERT_NS])
     lock(scalars, nodes, heap, node, ROOT)
     at = (scalars[S_RING_AT] + scalars[S_RING_N]) % nodes.shape[0]
     nodes[at, N_RING] = node
-    nodes[at, N_RING_NS] = transfer_out(scalars[S_LINK:], ready, pages)
+    nodes[at, N_RING_NS] = done
     scalars[S_RING_N] += 1
     return True
 

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-"""Compiled: host copies of the tree's nodes (HiCache, write_through and write_through_selective). Compiled through
+"""Compiled: host copies of the tree's nodes (HiCache). Compiled through
 `prefixsim.jit`. Rules: docs/tiers.md. Twin: `reference_hicache.HostTree`.
 
-A node is on the GPU (N_DEVICE), in host memory (N_HOST), or both. What is above a node on the GPU is on the GPU, what is
-above one in host memory is in host memory. A node with neither does not exist.
+A node is on the GPU (N_DEVICE), in host memory (N_HOST), or both. What is above a node on the GPU is on the GPU; what is
+above one in host memory is in host memory, too, except under write_back. A node with neither does not exist.
 """
 
 from __future__ import annotations
@@ -21,17 +21,30 @@ from prefixsim.engines.sglang.state import (
     N_HOST_HEAP,
     N_HOST_PLACE,
     N_PARENT,
+    N_TWICE_NEXT,
+    N_TWICE_PREV,
     NIL,
     ROOT,
     S_EVICTABLE,
     S_FREE_NODE,
+    S_GPU_FREE,
     S_HOST_AVAILABLE,
     S_HOST_EVICTED,
+    S_HOST_FAILED,
     S_HOST_LEAVES,
+    S_HOST_PAGES,
+    S_HOST_PEAK,
     S_HOST_PINNED,
+    S_LINK,
     S_NODES,
+    S_NOW,
+    S_OVERLAP,
+    S_STALL_NS,
+    S_STALLED,
+    S_WRITE_BACK,
 )
 from prefixsim.engines.sglang.table_kernels import table_drop
+from prefixsim.engines.tiers.link_kernels import transfer_out
 from prefixsim.jit import lean_kernel
 
 
@@ -103,6 +116,67 @@ def host_move(scalars, nodes, node):
 
 
 @lean_kernel
+def twice(scalars, nodes, node):
+    """A node is on the GPU and in host memory: its copy may be given up (write_back)."""
+    if scalars[S_WRITE_BACK] == 1 and nodes[node, N_HOST] == 1 and nodes[node, N_TWICE_NEXT] == NIL:
+        last = nodes[ROOT, N_TWICE_PREV]
+        nodes[node, N_TWICE_PREV] = last
+        nodes[node, N_TWICE_NEXT] = ROOT
+        nodes[last, N_TWICE_NEXT] = node
+        nodes[ROOT, N_TWICE_PREV] = node
+
+
+@lean_kernel
+def once(nodes, node):
+    """A node is in one place only."""
+    if nodes[node, N_TWICE_NEXT] != NIL:
+        nodes[nodes[node, N_TWICE_PREV], N_TWICE_NEXT] = nodes[node, N_TWICE_NEXT]
+        nodes[nodes[node, N_TWICE_NEXT], N_TWICE_PREV] = nodes[node, N_TWICE_PREV]
+        nodes[node, N_TWICE_NEXT] = NIL
+
+
+@lean_kernel
+def give_up_copies(scalars, nodes, pages):
+    """Frees host pages of nodes that are on the GPU, too, until `pages` are free: first those that will stay there."""
+    for spare_leaves in range(1, -1, -1):
+        node = nodes[ROOT, N_TWICE_NEXT]
+        while node != ROOT and scalars[S_HOST_AVAILABLE] < pages:
+            following = nodes[node, N_TWICE_NEXT]
+            if spare_leaves == 0 or nodes[node, N_HEAP] == NIL:
+                freed = nodes[node, N_END] - nodes[nodes[node, N_PARENT], N_END]
+                nodes[node, N_HOST] = 0
+                once(nodes, node)
+                scalars[S_HOST_AVAILABLE] += freed
+                scalars[S_HOST_EVICTED] += freed
+            node = following
+
+
+@lean_kernel
+def copy_out(scalars, nodes, node, now):
+    """Takes host pages, which are free, for a node, and queues the copy. Returns when it is done."""
+    pages = nodes[node, N_END] - nodes[nodes[node, N_PARENT], N_END]
+    scalars[S_HOST_AVAILABLE] -= pages
+    scalars[S_HOST_PEAK] = max(scalars[S_HOST_PEAK], scalars[S_HOST_PAGES] - scalars[S_HOST_AVAILABLE])
+    nodes[node, N_HOST] = 1
+    if scalars[S_OVERLAP] == 1:  # a step on the GPU may still be writing what is copied
+        now = max(now, scalars[S_GPU_FREE])
+    return transfer_out(scalars[S_LINK:], now, pages)
+
+
+@lean_kernel
+def write_back(scalars, nodes, table, node):
+    """Copies a node that is to leave the GPU; the scheduler waits for it. False: no room in host memory."""
+    if not evict_host(scalars, nodes, table, nodes[node, N_END] - nodes[nodes[node, N_PARENT], N_END]):
+        scalars[S_HOST_FAILED] += 1
+        return False
+    since = max(scalars[S_NOW], scalars[S_STALL_NS])
+    done = copy_out(scalars, nodes, node, since)
+    scalars[S_STALLED] += done - since
+    scalars[S_STALL_NS] = done
+    return True
+
+
+@lean_kernel
 def on_device(nodes, node):
     """The deepest node on the GPU at or above a node."""
     while node != ROOT and nodes[node, N_DEVICE] == 0:
@@ -116,6 +190,9 @@ def host_split(scalars, nodes, upper, child):
     nodes[upper, N_ALL] = 1
     nodes[upper, N_CHILDREN] = nodes[child, N_DEVICE]
     nodes[upper, N_HOST_PLACE] = NIL
+    nodes[upper, N_TWICE_NEXT] = NIL
+    if nodes[child, N_TWICE_NEXT] != NIL:
+        twice(scalars, nodes, upper)
     host_move(scalars, nodes, child)
 
 
@@ -140,18 +217,23 @@ def bring_back(scalars, nodes, heap, node):
     if nodes[parent, N_HEAP] != NIL:
         drop_leaf(scalars, nodes, heap, parent)
     scalars[S_EVICTABLE] += nodes[node, N_END] - nodes[parent, N_END]
+    twice(scalars, nodes, node)
 
 
 @lean_kernel
 def demote(scalars, nodes, node):
     """A node with a host copy leaves the GPU and stays in the tree. The caller counts pages and sees to the parent."""
     nodes[node, N_DEVICE] = 0
+    once(nodes, node)
     host_leaf(scalars, nodes, node)
 
 
 @lean_kernel
 def evict_host(scalars, nodes, table, pages):
-    """Drops whole host leaves, best victim first, until `pages` host pages are free. False: not enough of them."""
+    """Drops whole host leaves, best victim first, until `pages` host pages are free (under write_back, copies of what is on
+    the GPU before them). False: not enough of them."""
+    if scalars[S_WRITE_BACK] == 1:
+        give_up_copies(scalars, nodes, pages)
     while scalars[S_HOST_AVAILABLE] < pages and scalars[S_HOST_LEAVES] > 0:
         victim = nodes[0, N_HOST_HEAP]
         host_drop(scalars, nodes, victim)

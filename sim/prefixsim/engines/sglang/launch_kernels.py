@@ -30,6 +30,7 @@ from prefixsim.engines.sglang.state import (
     S_PAGES,
     S_PEAK_USED,
     S_RETRACTIONS,
+    S_STALL_NS,
     S_STEP_CLOCK,
     S_TIMELINE,
     S_TIMELINE_STRIDE,
@@ -59,7 +60,7 @@ from prefixsim.records import (
 @lean_kernel
 def launch(scalars, floats, coef, gemm_us, lm_head_us, tokens, prefills, work, longest, decodes, kv_tokens, sampled):
     """Starts a step on the GPU: (start, end) in ns, host work since the last one included."""
-    now = scalars[S_NOW]
+    now = max(scalars[S_NOW], scalars[S_STALL_NS])
     if scalars[S_STEP_CLOCK] > 0:
         return now, now + scalars[S_STEP_CLOCK]
     gpu = step_ns(coef, gemm_us, lm_head_us, tokens, prefills, work, longest, decodes, kv_tokens, sampled)

@@ -104,6 +104,7 @@ from prefixsim.engines.sglang.state import (
     S_SEEN_USED,
     S_SEEN_WAITING,
     S_SINGLE_STEP,
+    S_STALL_NS,
     S_STEADY,
     S_STEP_CLOCK,
     S_STEPS,
@@ -111,6 +112,7 @@ from prefixsim.engines.sglang.state import (
     S_TIMELINE,
     S_WAIT_HEAD,
     S_WAIT_TAIL,
+    S_WRITE_BACK,
     SLOT_COLUMNS,
     W_AWAITED,
     W_MAX_NEW,
@@ -435,6 +437,7 @@ def advance(
             scalars[S_STEADY] == 1
             and scalars[S_SINGLE_STEP] == 0
             and scalars[S_RING_N] == 0
+            and scalars[S_WRITE_BACK] == 0
             and (waiting == 0 or scalars[S_FULL] == 1 or scalars[S_RUNNING] >= scalars[S_MAX_RUNNING])
             and steady_steps(
                 scalars, floats, nodes, table, heap, slots, lists, arrivals, coef, gemm_us, lm_head_us, timeline, gaps,
@@ -528,7 +531,7 @@ def iterate(
         return True
     before = scalars[S_PENDING]
     if before > 0:
-        at = scalars[S_NOW] + unit if unit > 0 else scalars[S_PENDING_END]
+        at = scalars[S_NOW] + unit if unit > 0 else max(scalars[S_PENDING_END], scalars[S_STALL_NS])
         process(
             scalars, nodes, table, heap, run_offset, run_start, run_end, heads, marks, commits, slots, lists[L_PENDING],
             before, scalars[S_PENDING_PREFILL] == 1, static, rows, gaps, completed, at,

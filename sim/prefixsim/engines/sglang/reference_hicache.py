@@ -1,4 +1,4 @@
-"""Plain-Python radix tree with host copies: SGLang's HiCache (write_through, write_through_selective), written for reading.
+"""Plain-Python radix tree with host copies: SGLang's HiCache, written for reading.
 Twin of `host_kernels` and `hicache_kernels`, and of `tree_kernels` where there is a host tier."""
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ class HostTree(Tree):
     """`Tree` whose nodes may be in host memory, too, or only there."""
 
     def __init__(
-        self, n_pages: int, page_size: int, rule: EvictionRule, *, host_pages: int, uses: int, link: TwinLink
+        self,
+        n_pages: int,
+        page_size: int,
+        rule: EvictionRule,
+        *,
+        host_pages: int,
+        uses: int,
+        link: TwinLink,
+        write_back: bool = False,
     ) -> None:
         super().__init__(n_pages, page_size, rule)
         self.root = HostNode(parent=None, pages=[], end=0, host=True)
@@ -32,6 +40,10 @@ class HostTree(Tree):
         self.link = link
         self.writing: deque[tuple[HostNode, int]] = deque()
         self.host_evicted = self.failed = 0
+        self.write_back = write_back
+        self.twice: dict[HostNode, None] = {}
+        """Under write_back: nodes both on the GPU and in host memory, oldest first."""
+        self.now = self.stalled_until = 0
 
     def hit(self, node: Node) -> tuple[HostNode, int]:
         """(deepest node on the GPU at or above `node`, pages below it)."""
@@ -51,6 +63,8 @@ class HostTree(Tree):
         assert new.parent is not None
         new.parent.children[new.pages[0]] = new
         lower.parent = new
+        if lower in self.twice:
+            self.twice[new] = None
         return new
 
     def insert(self, row: Sequence[int], n: int, priority: int, counted: int) -> tuple[int, Node]:
@@ -71,6 +85,7 @@ class HostTree(Tree):
             else:
                 child.device = True  # type: ignore[attr-defined]
                 self.evictable += len(child.pages)
+                self.now_twice(child)
             node = child
         if at < n:
             leaf = HostNode(
@@ -108,6 +123,22 @@ class HostTree(Tree):
             self.lock(x)
             self.writing.append((x, self.link.transfer(now, len(x.pages))))
 
+    def now_twice(self, node: Node) -> None:
+        """A node in host memory is on the GPU again."""
+        if self.write_back and node.host:  # type: ignore[attr-defined]
+            self.twice.setdefault(node, None)  # type: ignore[call-overload]
+
+    def give_up_copies(self, pages: int) -> None:
+        """Frees host pages of nodes that are on the GPU, too: first those that will stay there."""
+        for spare_leaves in (True, False):
+            for x in list(self.twice):
+                leaf = x.locks == 0 and not any(c.device for c in x.children.values())  # type: ignore[attr-defined]
+                if self.host_free < pages and not (spare_leaves and leaf):
+                    x.host = False
+                    del self.twice[x]
+                    self.host_free += len(x.pages)
+                    self.host_evicted += len(x.pages)
+
     def finish(self, now: int) -> None:
         """Backups that are done: their nodes may leave the GPU."""
         while self.writing and self.writing[0][1] <= now:
@@ -115,6 +146,8 @@ class HostTree(Tree):
 
     def make_host_room(self, pages: int, pinned: Node | None = None) -> bool:
         """Drops whole host leaves, best victim first, until `pages` host pages are free."""
+        if self.write_back:
+            self.give_up_copies(pages)
         while self.host_free < pages:
             leaves = [x for x in self.nodes() if not x.device and not x.children and x is not pinned]  # type: ignore[attr-defined]
             if not leaves:
@@ -127,8 +160,9 @@ class HostTree(Tree):
             self.n_nodes -= 1
         return True
 
-    def make_room(self, pages: int) -> None:
-        """Evicts whole nodes without children on the GPU, best victim first; those with a host copy stay there."""
+    def make_room(self, pages: int, pinned: Node | None = None) -> None:
+        """Evicts whole nodes without children on the GPU, best victim first; those with a host copy stay there, and under
+        write_back those for which there is room get one now, while the scheduler waits."""
         while self.available < pages:
             leaves = [
                 x
@@ -141,8 +175,16 @@ class HostTree(Tree):
             self.available += len(victim.pages)
             self.evictable -= len(victim.pages)
             self.evicted_pages += len(victim.pages)
+            if self.write_back and not victim.host:  # type: ignore[attr-defined]
+                if self.make_host_room(len(victim.pages), pinned):
+                    self.host_free -= len(victim.pages)
+                    victim.host = True  # type: ignore[attr-defined]
+                    self.stalled_until = self.link.transfer(max(self.now, self.stalled_until), len(victim.pages))
+                else:
+                    self.failed += 1
             if victim.host:  # type: ignore[attr-defined]
                 victim.device = False  # type: ignore[attr-defined]
+                self.twice.pop(victim, None)  # type: ignore[call-overload]
                 continue
             assert victim.parent is not None
             assert not victim.children
@@ -155,13 +197,14 @@ class HostTree(Tree):
         last, pages = self.hit(node)
         if pages * self.page_size < floor:
             return 0
-        self.make_room(pages)
+        self.make_room(pages, node)
         if self.available < pages:
             return 0
         self.available -= pages
         up = node
         while up is not last:
             up.device = True  # type: ignore[attr-defined]
+            self.now_twice(up)
             up.locks += 1
             self.protected += len(up.pages)
             assert up.parent is not None
@@ -189,6 +232,7 @@ class HostTree(Tree):
             assert x.device or x.host
             assert x.device or x.locks == 0
             assert above.device or not x.device, "what is above a node on the GPU is on the GPU"
-            assert above.host or not x.host, "what is above a copy has a copy"
+            assert above.host or not x.host or self.write_back, "what is above a copy has a copy"
+            assert (x in self.twice) == (self.write_back and x.device and x.host)
             assert above is self.root or x.locks <= above.locks
             assert x.accessed <= self.clock

@@ -39,6 +39,7 @@ from prefixsim.engines.sglang.state import (
     S_RUNNING,
     S_STRIP_THINKING,
     S_TIER,
+    S_WRITE_BACK,
     W_OUTPUTS,
     W_PRIORITY,
     W_PROMPT,
@@ -48,6 +49,7 @@ from prefixsim.engines.sglang.state import (
 from prefixsim.engines.sglang.tree_kernels import insert, lock, make_room, mark_prompt, match, settle, unlock
 from prefixsim.jit import lean_kernel
 from prefixsim.records import (
+    NEVER,
     REQ_CACHED_TOKENS,
     REQ_DEVICE_TOKENS,
     REQ_KNOWN_TOKENS,
@@ -134,13 +136,14 @@ def checkpoint(
         return
     row = slots[slot, R_REQUEST]
     locked = slots[slot, R_LOCK]
+    counted = slots[slot, R_INSERTED] if scalars[S_WRITE_BACK] == 0 else NEVER  # write_back counts no hits
     matched, node = insert(
-        scalars, nodes, table, heap, run_offset, run_start, run_end, locked, row, n, priority, slots[slot, R_INSERTED]
+        scalars, nodes, table, heap, run_offset, run_start, run_end, locked, row, n, priority, counted
     )
     if matched > slots[slot, R_PROTECTED]:
         scalars[S_AVAILABLE] += matched - slots[slot, R_PROTECTED]  # duplicates of what the tree holds
     if scalars[S_TIER] == 1:
-        back_up_path(scalars, nodes, table, heap, node, slots[slot, R_INSERTED])
+        back_up_path(scalars, nodes, table, heap, node, counted)
     slots[slot, R_INSERTED] = max(slots[slot, R_INSERTED], n)
     prompt = slots[slot, R_PROMPT] // page
     if prompt > 0 and prompt < n:

@@ -135,10 +135,13 @@ ROOT = 0
     S_HOST_CACHED,  # tokens served from host memory at first admissions
     S_RING_AT,
     S_RING_N,
+    S_WRITE_BACK,  # 1: copies are made when nodes are evicted
+    S_STALL_NS,  # until when the scheduler waits for such copies
+    S_STALLED,  # ns it waited
     S_HELD,  # 1: nothing runs, and the first waiting request needs pages that are still being copied
     S_LINK,  # the link's scalars (`engines.tiers.layout`) begin here
     N_SCALARS,
-) = range(111)
+) = range(114)
 LINK_SCALARS = 13
 
 (
@@ -179,11 +182,13 @@ LINK_SCALARS = 13
     N_HOST,  # 1: its KV is in host memory; what is above it is, too
     N_ALL,  # children
     N_HOST_PLACE,  # place among the host leaves, NIL when not one
+    N_TWICE_PREV,  # list of nodes that are both on the GPU and in host memory, oldest first (write_back); NIL: not in it
+    N_TWICE_NEXT,
     N_HOST_HEAP,  # the last three columns are lists that share the array: host leaves as a heap of nodes,
     N_RING,  # nodes being written to host memory, in order of submission,
     N_RING_NS,  # and when they are
     TIER_COLUMNS,
-) = range(16, 24)
+) = range(16, 26)
 
 (
     R_MADE,  # output tokens known

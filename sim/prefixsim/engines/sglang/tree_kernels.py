@@ -10,7 +10,7 @@ comparisons, and where two rows part is a walk over runs.
 from __future__ import annotations
 
 from prefixsim.engines.sglang.heap_kernels import drop_leaf, move_leaf, push_leaf
-from prefixsim.engines.sglang.host_kernels import bring_back, demote, host_split, host_touch
+from prefixsim.engines.sglang.host_kernels import bring_back, demote, host_split, host_touch, write_back
 from prefixsim.engines.sglang.state import (
     N_ACCESS,
     N_ALL,
@@ -33,6 +33,7 @@ from prefixsim.engines.sglang.state import (
     N_PRIORITY,
     N_REP,
     N_RUN,
+    N_TWICE_NEXT,
     NIL,
     ROOT,
     S_AVAILABLE,
@@ -55,6 +56,7 @@ from prefixsim.engines.sglang.state import (
     S_W_MATCH,
     S_W_MERGE,
     S_W_SPLIT,
+    S_WRITE_BACK,
     TICK,
     TLRU,
 )
@@ -305,6 +307,7 @@ def add_leaf(scalars, nodes, table, heap, run_start, run_end, parent, base, run,
         nodes[leaf, N_HOST] = 0
         nodes[leaf, N_ALL] = 0
         nodes[leaf, N_HOST_PLACE] = NIL
+        nodes[leaf, N_TWICE_NEXT] = NIL
         nodes[parent, N_ALL] += 1
     if nodes[parent, N_HEAP] != NIL:
         drop_leaf(scalars, nodes, heap, parent)
@@ -390,8 +393,12 @@ def make_room(scalars, nodes, table, heap, pages):
         drop_leaf(scalars, nodes, heap, victim)
         parent = nodes[victim, N_PARENT]
         freed = nodes[victim, N_END] - nodes[parent, N_END]
-        if scalars[S_TIER] == 1 and nodes[victim, N_HOST] == 1:
+        if scalars[S_TIER] == 1 and (
+            nodes[victim, N_HOST] == 1 or (scalars[S_WRITE_BACK] == 1 and write_back(scalars, nodes, table, victim))
+        ):
             demote(scalars, nodes, victim)
+        elif scalars[S_TIER] == 1 and nodes[victim, N_ALL] > 0:
+            continue  # it can't go before what is below it
         else:
             table_drop(table, nodes[victim, N_FIRST])
             nodes[victim, N_PARENT] = scalars[S_FREE_NODE]

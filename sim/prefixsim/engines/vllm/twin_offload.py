@@ -84,11 +84,11 @@ class OffloadScheduler(TwinScheduler):
                 break
             if budget <= 0 or len(self.running) >= c.max_num_seqs:
                 return self.end_scan([])
-            new = self.resume(r, budget, threshold)
-            if new is None:
+            tokens = self.resume(r, budget, threshold)
+            if tokens is None:
                 return self.end_scan([])
-            scheduled[r.index] = (r, new)
-            budget -= new
+            scheduled[r.index] = (r, tokens)
+            budget -= tokens
         aside: list[TwinRequest] = []
         while budget > 0 and len(self.running) < c.max_num_seqs and (t.skipped or self.n_queued()):
             preempted_first = not c.priority and self.waiting and self.waiting[0].preemptions
