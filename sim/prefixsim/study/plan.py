@@ -262,24 +262,24 @@ def _describe(study: Study[PlanSpec], hunt: _Hunt) -> None:
 def sustained_tokens_per_s(study: Study[PlanSpec], hunt: _Hunt, summary: dict[str, Any]) -> float:
     """Prompt + output tokens a second in steady state: sessions that start a second x tokens of a session. A run's own
     throughput counts the time in which its last sessions run out, which says nothing about a fleet that goes on."""
-    rate, workload = _rate(study, hunt), summary["workload"]
+    rate, workload = _rate(study, hunt, hunt.answer.value), summary["workload"]
     if rate and workload.get("sessions"):
         return float(rate) * (workload["prompt_tokens"] + workload["output_tokens"]) / workload["sessions"]
     part = summary["engines"][hunt.answer.engine]
     return float(part["prompt_tokens_per_s"] or 0) + float(part["output_tokens_per_s"] or 0)
 
 
-def _rate(study: Study[PlanSpec], hunt: _Hunt) -> float | None:
-    """Sessions a second at the answer; None for workloads without a rate."""
+def _rate(study: Study[PlanSpec], hunt: _Hunt, highest: float | None) -> float | None:
+    """Sessions a second at the answer, `highest` being the rate that a search for one found; None without a rate."""
     key = study.spec.rate_key if study.spec.find == "max_rate" else "replicas"
-    value = hunt.answer.value if study.spec.find == "max_rate" else hunt.search.best
+    value = highest if study.spec.find == "max_rate" else hunt.search.best
     arrivals = getattr(study.scenario({**hunt.settings, key: value}, hunt.repeat).workload, "arrivals", None)
     return getattr(arrivals, "rate_per_s", None)
 
 
 def short_window(study: Study[PlanSpec], hunt: _Hunt, summary: dict[str, Any]) -> str:
     """A warning where sessions arrive for less than half of the simulated time: no steady state was reached."""
-    rate = _rate(study, hunt)
+    rate = _rate(study, hunt, hunt.search.best)  # of this very run: the answer is a mean over seeds
     sessions, lasts = summary["workload"].get("sessions"), summary["engines"][hunt.answer.engine].get("duration_s")
     if not rate or not sessions or not lasts or sessions / rate >= lasts / 2:
         return ""
