@@ -91,14 +91,15 @@ class Joint:
     def _args(self) -> tuple[Any, ...]:
         """Arguments of `serve_arrivals`. An array that a replica has replaced by a longer one is stacked anew."""
         for name in STACKED:
-            arrays = [getattr(engine, name) for engine in self.engines]
             stack = self.stacks.get(name)
-            if stack is not None and all(array.base is stack for array in arrays):
+            shapes = [getattr(engine, name).shape for engine in self.engines]
+            if stack is not None and all(getattr(engine, name).base is stack for engine in self.engines):
                 continue
-            stack = np.zeros((len(arrays), *np.max([array.shape for array in arrays], axis=0)), dtype=arrays[0].dtype)
-            for i, array in enumerate(arrays):
-                stack[i][tuple(slice(size) for size in array.shape)] = array
-                self.engines[i].replace_array(name, stack[i])
+            kind = getattr(self.engines[0], name).dtype
+            stack = np.zeros((len(shapes), *np.max(shapes, axis=0)), dtype=kind)
+            for i, engine in enumerate(self.engines):  # each old array is let go before the next one is copied
+                stack[i][tuple(slice(size) for size in shapes[i])] = getattr(engine, name)
+                engine.replace_array(name, stack[i])
             self.stacks[name] = stack
         tree, first = self.router.tree, self.engines[0]
         own = dict(zip(map(id, (getattr(first, name) for name in STACKED)), STACKED, strict=True))
