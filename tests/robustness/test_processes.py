@@ -17,7 +17,7 @@ import pytest
 from robustness.driving import apart, command, for_people, prefixsim
 from robustness.scenarios import SMALL
 
-STUDY = "name: st\nbase: s.yaml\naxes: {seed: [1, 2, 3, 4]}\n"
+STUDY = "name: st\nbase: s.yaml\naxes: [{key: seed, values: [1, 2, 3, 4]}]\n"
 KINDS_OF_TIME = ("timing_s", "provenance")
 
 

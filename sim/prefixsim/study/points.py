@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from prefixsim.paths import open_regular
 from prefixsim.scenario.identity import resolved
 from prefixsim.scenario.models import Scenario
 from prefixsim.scenario.strict_yaml import parse
@@ -59,7 +60,7 @@ def file_sha256(path: str) -> str:
     try:
         for file in sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]:
             digest.update(os.fsencode(file.name) + b"\0")
-            with file.open("rb") as f:
+            with open_regular(file) as f:
                 while chunk := f.read(1 << 20):
                     digest.update(chunk)
     except OSError:

@@ -14,6 +14,9 @@ from typing import Any
 
 from prefixsim import __version__
 from prefixsim.errors import OutputError
+from prefixsim.paths import read_regular
+
+MAX_POINT_BYTES = 256 << 20
 
 
 def canonical(data: Any) -> str:
@@ -52,10 +55,11 @@ class PointStore:
     def get(self, identity: str) -> dict[str, Any] | None:
         """A finished point, or None when it is absent or not readable as a whole."""
         try:
-            data = json.loads((self.folder / f"{identity}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            data = json.loads(read_regular(self.folder / f"{identity}.json", MAX_POINT_BYTES))
+        except (OSError, ValueError, RecursionError):
             return None
-        return data if isinstance(data, dict) and data.get("point_id") == identity else None
+        whole = isinstance(data, dict) and data.get("point_id") == identity and isinstance(data.get("summary"), dict)
+        return data if whole else None
 
     def put(self, identity: str, summary: dict[str, Any]) -> None:
         """Keeps a finished point."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixsim.paths import cache_dir
+from prefixsim.paths import cache_dir, open_regular
 from prefixsim.workload.formats.registry import Format, ReadContext
 from prefixsim.workload.numbering import numbering
 from prefixsim.workload.table import Decision, Source, Workload
@@ -86,7 +86,7 @@ def entry_name(found: Format, context: ReadContext) -> str | None:
         if tokenizer:
             paths.append(Path(tokenizer) if Path(tokenizer).is_absolute() else context.path.parent / tokenizer)
         for path in paths:
-            with path.open("rb") as f:
+            with open_regular(path) as f:
                 digest.update(hashlib.file_digest(f, "sha256").digest())
             if len(paths) > 1:
                 digest.update(os.fsencode(path.name))
@@ -159,7 +159,10 @@ def _prune(folder: Path, coming: int) -> None:
 def load(path: Path) -> Workload | None:
     """An entry, or None where it is absent, damaged or inconsistent (it is then removed if that is possible)."""
     try:
-        data = np.fromfile(path, dtype=np.uint8)
+        with open_regular(path) as f:
+            if os.fstat(f.fileno()).st_size > 2 * MAX_ENTRY_BYTES:
+                return None
+            data = np.fromfile(f, dtype=np.uint8)
     except OSError:
         return None
     try:
