@@ -319,7 +319,7 @@ def summarise(
     from prefixsim import warm
     from prefixsim.analysis.certainties import certainties
     from prefixsim.analysis.ledger import LedgerFacts, ledger, ledger_totals
-    from prefixsim.analysis.summary import engine_summary
+    from prefixsim.analysis.summary import engine_summary, without_hits
 
     w = prepared.workload
     picked = slice(None) if counted is None else counted.picked
@@ -353,6 +353,8 @@ def summarise(
                 raise AssertionError(f"ledger of {record.engine}: {totals} do not sum to {part['prompt_tokens']}")
             part["ledger"] = totals
             _replica_ceilings(part, record, prepared, rule, granularity, picked)
+        else:
+            part = without_hits(part)
         engines[record.engine] = part
         ledgers.append(parts)
     summary: dict[str, Any] = {

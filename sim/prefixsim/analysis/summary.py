@@ -80,6 +80,23 @@ def engine_summary(record: RunRecord, workload: Workload) -> dict[str, Any]:
     }
 
 
+HIT_KEYS = ("cached_tokens", "cached_host_tokens", "hit_rate", "evicted_tokens")
+"""Numbers that mean something only where it is known what prompts share."""
+
+
+def without_hits(part: dict[str, Any]) -> dict[str, Any]:
+    """An engine's summary for a lengths-only workload: hits are unknown (None), not 0."""
+    out = {k: None if k in HIT_KEYS else v for k, v in part.items()}
+    out["replicas"] = [{k: None if k in HIT_KEYS else v for k, v in r.items()} for r in part["replicas"]]
+    out["groups"] = {
+        name: {k: None if k in HIT_KEYS else v for k, v in group.items()} for name, group in part["groups"].items()
+    }
+    out["counters"] = {
+        k: v for k, v in part["counters"].items() if "hit" not in k and "cached" not in k and "evicted" not in k
+    }
+    return out
+
+
 def ratio(part: float, whole: float) -> float | None:
     """part / whole; None where there is no whole."""
     return part / whole if whole else None
