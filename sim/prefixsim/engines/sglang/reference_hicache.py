@@ -43,7 +43,7 @@ class HostTree(Tree):
         self.write_back = write_back
         self.twice: dict[HostNode, None] = {}
         """Under write_back: nodes both on the GPU and in host memory, oldest first."""
-        self.now = self.stalled_until = 0
+        self.now = self.stalled_until = self.given_up = 0
 
     def hit(self, node: Node) -> tuple[HostNode, int]:
         """(deepest node on the GPU at or above `node`, pages below it)."""
@@ -136,6 +136,7 @@ class HostTree(Tree):
                 if self.host_free < pages and not (spare_leaves and leaf):
                     x.host = False
                     del self.twice[x]
+                    self.given_up += 1
                     self.host_free += len(x.pages)
                     self.host_evicted += len(x.pages)
 
