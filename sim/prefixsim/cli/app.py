@@ -64,13 +64,13 @@ def run_app() -> None:
         _fail(exc, f"error: {exc}", exc.exit_code)
     except SystemExit as exc:
         if exc.code == INTERRUPTED:  # typer has turned Ctrl-C into it
-            _fail(exc, "interrupted; finished results are kept")
+            _interrupted(exc)
         if isinstance(exc.__context__, BrokenPipeError):  # typer's exit code for it would mean a failed check
             _drop_stdout()
             sys.exit(EXIT_COULD_NOT_RUN)
         raise
     except KeyboardInterrupt as exc:
-        _fail(exc, "interrupted; finished results are kept")
+        _interrupted(exc)
     except MemoryError as exc:
         _fail(exc, "error: out of memory; use a shorter trace, a coarser granularity or fewer replicas")
     except BrokenPipeError:
@@ -83,6 +83,11 @@ def run_app() -> None:
             exc,
             f"internal error: {type(exc).__name__}: {exc}\nThis is a defect in prefixsim; PREFIXSIM_DEBUG=1 shows where.",
         )
+
+
+def _interrupted(exc: BaseException) -> None:
+    sys.unraisablehook = lambda _: None  # compilers that were cut short complain while they are taken down
+    _fail(exc, "interrupted; finished results are kept")
 
 
 def _fail(exc: BaseException, message: str, code: int = EXIT_COULD_NOT_RUN) -> None:

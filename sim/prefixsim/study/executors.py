@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -54,7 +55,12 @@ class ProcessExecutor:
         context = multiprocessing.get_context("spawn")
         with ProcessPool(max_workers=self.workers, context=context, initializer=_quiet_worker) as pool:
             attempts = dict.fromkeys(range(len(jobs)), 1)
-            pending = {pool.schedule(_guarded, args=(task, i, job)): i for i, job in enumerate(jobs)}
+            # Ctrl-C is for this process alone, which stops the workers: they inherit the mask, also while they start.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                pending = {pool.schedule(_guarded, args=(task, i, job)): i for i, job in enumerate(jobs)}
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             try:
                 while pending:
                     done, _ = wait(list(pending), return_when=FIRST_COMPLETED)
