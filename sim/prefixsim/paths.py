@@ -6,8 +6,9 @@ import errno
 import io
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -33,7 +34,7 @@ def cache_dir() -> Path:
         return Path(os.environ.get("TMPDIR", "/tmp")) / f"prefixsim-cache-{os.getuid()}"
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Opens a file to read its bytes. Raises OSError, also for what is no regular file (a pipe may wait for ever, a device
     never end) and for what can be no file name."""
     try:

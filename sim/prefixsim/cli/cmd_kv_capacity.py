@@ -50,9 +50,17 @@ def kv_capacity(
         "cuda_graphs_gib": graphs_gib,
     }
     family = engine.split("@", maxsplit=1)[0]
-    mine: dict[str, object] = {"gpu_memory_utilization": utilization, "block_size": block_size, "max_num_seqs": max_num_seqs}
+    mine: dict[str, object] = {
+        "gpu_memory_utilization": utilization,
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+    }
     mine |= {"max_num_batched_tokens": max_num_batched_tokens, "layout": layout if layout != "full" else None}
-    theirs: dict[str, object] = {"mem_fraction_static": static, "page_size": page_size, "chunked_prefill_size": chunked_prefill_size}
+    theirs: dict[str, object] = {
+        "mem_fraction_static": static,
+        "page_size": page_size,
+        "chunked_prefill_size": chunked_prefill_size,
+    }
     wrong = theirs if family == "vllm" else mine
     for name, value in wrong.items():
         if value is not None:
