@@ -107,7 +107,7 @@ def fleet_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
     trace = folder / "mooncake16.jsonl"
     s = scenario(trace, VLLM, 16, 5_000, replicas=4, router="cache_aware")
     peer = dynosim(trace, 16, 5_000, "vllm", 4, "kv_router")
-    return [beside("w10k", "4 replicas, cache-aware router", simulation(s), peer, max(rounds // 2, 2), 10_000, 15.0)]
+    return [beside("w10k", "4 replicas, cache-aware router", simulation(s), peer, 2 * rounds, 10_000, 15.0)]
 
 
 MILLION = """

@@ -83,15 +83,21 @@ def main() -> None:
         print(f"{file.stem} ...", file=sys.stderr, flush=True)
         done = subprocess.run([sys.executable, str(file), "--json"], capture_output=True, text=True, check=False)
         try:
-            rows += json.loads(done.stdout.strip().splitlines()[-1])["rows"]
+            found = json.loads(done.stdout.strip().splitlines()[-1])["rows"]
+            rows += [{"bench": file.stem, **row} for row in found]
         except (ValueError, IndexError, KeyError):
             failed.append(file.stem)
             print(f"{file.stem} failed: {done.stderr.strip()[-400:]}", file=sys.stderr)
     about = machine()
+    kept = HERE / "results.json"
+    if args.only and kept.exists():  # rows of the others stay as they were measured last
+        done_now = {r["bench"] for r in rows}
+        rows += [r for r in json.loads(kept.read_text())["rows"] if r.get("bench") not in done_now]
+        rows.sort(key=lambda r: str(r.get("bench")))
     text = table(rows, about)
     print(text)
     if not args.no_write:
-        (HERE / "results.json").write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+        kept.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
         if PAGE.exists():
             page = PAGE.read_text()
             before, _, rest = page.partition(MARKS[0])
