@@ -15,7 +15,7 @@ from prefixsim.scenario.arrivals import Arrivals
 from prefixsim.scenario.load import parse_override
 from prefixsim.scenario.workload import Sharing, Trace, TraceWorkload, WorkloadSpec
 from prefixsim.workload import edit
-from prefixsim.workload.table import Decision, Workload
+from prefixsim.workload.table import Decision, Workload, owned
 
 
 def load_workload(spec: WorkloadSpec, *, base_dir: Path, seed: int) -> Workload:
@@ -27,7 +27,7 @@ def load_workload(spec: WorkloadSpec, *, base_dir: Path, seed: int) -> Workload:
         return load_trace(spec.trace, base_dir=base_dir, seed=seed)
     from prefixsim.workload.generators.registry import generate
 
-    return generate(spec, base_dir=base_dir, seed=seed)
+    return owned(generate(spec, base_dir=base_dir, seed=seed))
 
 
 def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Workload:
@@ -48,7 +48,7 @@ def load_trace(options: Trace, *, base_dir: Path = Path(), seed: int = 0) -> Wor
     notes = (*w.source.notes, lost) if lost else w.source.notes
     w = replace(w, source=replace(w.source, decisions=(decision, *w.source.decisions), notes=notes))
     try:
-        return _apply(w, options, seed)
+        return owned(_apply(w, options, seed))
     except OverflowError as exc:
         raise TraceError(Problem(str(exc), file=str(path))) from None
 

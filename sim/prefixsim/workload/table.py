@@ -6,7 +6,8 @@ length, different ids share nothing. Nothing ever expands an atom into tokens; c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,17 @@ class Workload:
     def request_id(self, index: int) -> str:
         """Name of a request."""
         return self.ids[index] if self.ids is not None else str(index)
+
+
+def owned(workload: Workload) -> Workload:
+    """The workload with every array writeable and contiguous: to Numba a read-only array is another type, for which every
+    kernel would be compiled once more."""
+    changed: dict[str, Any] = {}
+    for field_ in fields(workload):
+        value = getattr(workload, field_.name)
+        if isinstance(value, np.ndarray) and not (value.flags.writeable and value.flags.c_contiguous):
+            changed[field_.name] = np.array(value, order="C")
+    return replace(workload, **changed) if changed else workload
 
 
 def make_workload(
