@@ -334,7 +334,7 @@ class VllmEngine:
             gaps=join_gaps(self.gaps[: s[st.I_GAPS]]),
             totals=totals(s, self.settings, self.n_refused) | self._tier_totals(),
             counters=counters(s, self.settings, self.blocks.shape[0] - 1 - int(s[st.I_FREE])) | self._tier_counters(),
-            notes=(*notes(s, self.settings, self.inputs, self.n_refused, self.name), *self._tier_notes()),
+            notes=(*notes(s, self.settings, self.inputs, self.n_refused), *self._tier_notes()),
             timeline_stride=int(s[st.I_STRIDE]),
             **extra,
         )

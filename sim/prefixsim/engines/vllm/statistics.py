@@ -52,26 +52,26 @@ def counters(s: I64, settings: Settings, used_blocks: int) -> dict[str, float]:
     }
 
 
-def notes(s: I64, settings: Settings, inputs: EngineInputs, refused: int, name: str) -> tuple[str, ...]:
+def notes(s: I64, settings: Settings, inputs: EngineInputs, refused: int) -> tuple[str, ...]:
     """Sentences for people: what was refused or cut, and when zero hits are certain."""
     out = []
     longest = settings.max_model_len
     if refused:
         out.append(
-            f"{name}: {refused} requests were rejected: a prompt must be shorter than max_model_len = {longest:,} tokens "
+            f"{refused} requests were rejected: a prompt must be shorter than max_model_len = {longest:,} tokens "
             f"(no more than the KV cache of {settings.num_gpu_blocks - 1:,} blocks holds), as vLLM's front end demands"
         )
     if s[st.I_CUT]:
-        out.append(f"{name}: {int(s[st.I_CUT])} requests ended early, at max_model_len = {longest:,} tokens")
+        out.append(f"{int(s[st.I_CUT])} requests ended early, at max_model_len = {longest:,} tokens")
     w = inputs.workload
     if settings.enable_prefix_caching and w.n and int(w.prompt_tokens.max()) <= settings.block_size:
         out.append(
-            f"{name}: 0 hits are certain: the longest prompt has {int(w.prompt_tokens.max()):,} tokens, and only blocks of "
+            f"0 hits are certain: the longest prompt has {int(w.prompt_tokens.max()):,} tokens, and only blocks of "
             f"{settings.block_size:,} tokens before a prompt's last token can be hit"
         )
     elif settings.enable_prefix_caching and w.n > 1 and not shares_blocks(inputs.chains):
         out.append(
-            f"{name}: 0 hits are certain: no two requests share a whole block of {settings.block_size:,} tokens from their "
+            f"0 hits are certain: no two requests share a whole block of {settings.block_size:,} tokens from their "
             "first token on"
         )
     return tuple(out)
