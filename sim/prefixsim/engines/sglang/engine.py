@@ -288,7 +288,7 @@ class SglangEngine:
         return tier_counters(self.arenas.scalars, self.inputs, self.granularity) if self.tiered else {}
 
     def _tier_notes(self) -> tuple[str, ...]:
-        return tier_notes(self.name, self.inputs.host) if self.tiered and self.inputs.host is not None else ()
+        return tier_notes(self.inputs.host) if self.tiered and self.inputs.host is not None else ()
 
     def args(self) -> tuple[Any, ...]:
         """Arguments of `loop_kernels.advance` but the last."""

@@ -101,14 +101,14 @@ def tier_counters(s: I64, inputs: EngineInputs, page: int) -> dict[str, float]:
     }
 
 
-def tier_notes(name: str, host: HostTier) -> tuple[str, ...]:
+def tier_notes(host: HostTier) -> tuple[str, ...]:
     """What is exact, what is modelled, what is assumed."""
     out = [
-        f"{name}: host tier modelled: backups, evictions and loads follow the rules of SGLang's HiCache as its source has them "
+        "host tier modelled: backups, evictions and loads follow the rules of SGLang's HiCache as its source has them "
         "(not compared by running it); each backup of a node is a transfer of its own, transfers go one after another in each "
         "direction of the link, and a load delays its prefill layer by layer; nodes of the tree count those in host memory"
     ]
     assumed = [f"{key} {x['value']:.4g} ({x['source']})" for key, x in host.link.items() if x["kind"] == "assumed"]
     if assumed:
-        out.append(f"{name}: host link, assumed: {', '.join(assumed)}; `hardware.host_link` overrides")
+        out.append(f"host link, assumed: {', '.join(assumed)}; `hardware.host_link` overrides")
     return tuple(out)

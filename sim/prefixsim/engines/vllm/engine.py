@@ -307,7 +307,7 @@ class VllmEngine:
 
     def _tier_notes(self) -> tuple[str, ...]:
         host = self.inputs.host
-        return tier_notes(self.name, host) if self.state[st.I_OFFLOAD] and host is not None else ()
+        return tier_notes(host) if self.state[st.I_OFFLOAD] and host is not None else ()
 
     def free_queue(self) -> list[int]:
         """Block ids in eviction order. For tests and `replay`."""

@@ -82,14 +82,14 @@ def tier_counters(t: I64, inputs: EngineInputs, settings: Settings, end_ns: int)
     }
 
 
-def tier_notes(name: str, host: HostTier) -> tuple[str, ...]:
+def tier_notes(host: HostTier) -> tuple[str, ...]:
     """What is exact, what is modelled, what is assumed."""
     out = [
-        f"{name}: host tier modelled: which blocks are stored, evicted and loaded follows the rules of vLLM's "
+        "host tier modelled: which blocks are stored, evicted and loaded follows the rules of vLLM's "
         "OffloadingConnector as its source has them (not compared by running it); transfers go one after another in each "
         "direction of the link, and stores never hold up a step"
     ]
     assumed = [f"{key} {x['value']:.4g} ({x['source']})" for key, x in host.link.items() if x["kind"] == "assumed"]
     if assumed:
-        out.append(f"{name}: host link, assumed: {', '.join(assumed)}; `hardware.host_link` overrides")
+        out.append(f"host link, assumed: {', '.join(assumed)}; `hardware.host_link` overrides")
     return tuple(out)
