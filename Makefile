@@ -53,7 +53,7 @@ bench-peers: $(VENV)/dev ## the same with the peers, each in a virtual environme
 	$(BIN)/python bench/run.py --peers
 
 study: $(VENV)/installed ## a small sweep and a plan, end to end
-	$(BIN)/prefixsim sweep scenarios/studies/block_size.yaml --max-points 6 --out runs/study-sweep
+	$(BIN)/prefixsim sweep scenarios/studies/block_size.yaml --out runs/study-sweep
 	$(BIN)/prefixsim plan scenarios/studies/plan_quick.yaml
 
 lock: ## renew the locked development versions
