@@ -11,7 +11,7 @@ def register(app: typer.Typer) -> None:
 
 
 def warmup() -> None:
-    """Compiles all kernels into the user's cache (about half a minute, once after an installation or update)."""
+    """Compiles all kernels into the user's cache (about a minute, once after an installation or update)."""
     import tempfile
     import time
     from pathlib import Path

@@ -29,7 +29,7 @@ class Teller:
         if self.quiet:
             return
         if self.first:
-            print("compiling kernels (first run only, about half a minute) ...", file=self.err, flush=True)
+            print("compiling kernels (first run only, about a minute) ...", file=self.err, flush=True)
             self.first = False
         self.text, self.since = text, time.monotonic()
         if self.live:
