@@ -307,3 +307,14 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     if len(unique) > NOTE_LIMIT:
         unique = [*unique[:NOTE_LIMIT], f"... and {len(unique) - NOTE_LIMIT} more notes in summary.json"]
     return unique
+
+
+def value_of(summary: Mapping[str, Any], name: str) -> float | None:
+    """A number of a summary by its dotted name, engines without their prefix."""
+    for root in (summary.get("engines", {}), summary):
+        node: Any = root
+        for part in name.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if isinstance(node, int | float):
+            return float(node)
+    return None

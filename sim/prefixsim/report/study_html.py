@@ -9,6 +9,7 @@ from typing import Any
 
 from prefixsim.errors import InputError, OutputError
 from prefixsim.report import sections as html
+from prefixsim.report.facts import value_of
 from prefixsim.report.figures import Figure
 from prefixsim.report.html import page_of
 
@@ -65,17 +66,6 @@ def render(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
         body.append(html.section("failed", "Points without a result", f"<ul>{items}</ul>"))
     nav = [("answer", "Answer"), ("axes", "Figures"), ("points", "Points")]
     return page_of(about.get("name") or "sweep", nav, "".join(body), drawn)
-
-
-def value_of(summary: Mapping[str, Any], name: str) -> float | None:
-    """A number of a summary by its dotted name, engines without their prefix."""
-    for root in (summary.get("engines", {}), summary):
-        node: Any = root
-        for part in name.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-        if isinstance(node, int | float):
-            return float(node)
-    return None
 
 
 def _means(

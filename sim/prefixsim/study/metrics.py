@@ -6,6 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from prefixsim.report.facts import value_of as lookup
+
+__all__ = ["lookup", "mean_interval", "names"]
+
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (standard tables); beyond 30: the normal one.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
@@ -19,19 +23,6 @@ def names(summary: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from names(value, "" if name == "engines" else f"{name}.")
         elif isinstance(value, bool | int | float):
             yield name
-
-
-def lookup(summary: Mapping[str, Any], name: str) -> float | None:
-    """The number called `name` ("vllm.hit_rate", "ceiling.token"); None where there is none."""
-    for root in (summary.get("engines", {}), summary):
-        node: Any = root
-        for part in name.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-            if node is None:
-                break
-        if isinstance(node, bool | int | float):
-            return float(node)
-    return None
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
