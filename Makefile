@@ -3,8 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+KERNEL_TESTS := tests/vllm tests/sglang tests/tiers tests/workload tests/analysis
 
-.PHONY: help run test lint types layers unit conformance nojit boundscheck slow docs wheel bench bench-peers study calibrate-cpu lock clean
+.PHONY: help run test lint types layers unit conformance nojit coverage mutation boundscheck slow docs wheel bench bench-peers study calibrate-cpu lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -31,11 +32,19 @@ unit: $(VENV)/dev ## the default test lane (conformance included), 2 workers
 conformance: $(VENV)/dev ## golden results of the real engines
 	$(BIN)/python -m pytest -n 2 tests/vllm/test_vllm_conformance.py tests/vllm/test_groups.py tests/sglang
 
-nojit: $(VENV)/dev ## kernels as plain Python: bounds-checked, coverage counts
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" tests/vllm tests/sglang tests/workload tests/analysis
+nojit: $(VENV)/dev ## kernels as plain Python: bounds-checked
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" $(KERNEL_TESTS) $(COVERED)
+
+coverage: ## the same, with branch coverage: the least covered files, and a floor (pyproject.toml)
+	$(MAKE) nojit COVERED="--cov --cov-report="
+	$(BIN)/coverage report --fail-under=0 | head -25
+	$(BIN)/coverage report --format=total
+
+mutation: $(VENV)/dev ## small faults in the memory modules, a sample of them: each must be noticed (SAMPLE=0: all)
+	$(BIN)/python tests/mutation/lane.py --sample $(or $(SAMPLE),60) --minutes $(or $(MINUTES),60) --seed $(or $(SEED),0)
 
 boundscheck: $(VENV)/dev ## compiled kernels with bounds checks (separate kernel cache)
-	NUMBA_BOUNDSCHECK=1 PREFIXSIM_CACHE_DIR=$(CURDIR)/build/boundscheck $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" tests/vllm tests/sglang tests/workload tests/analysis
+	NUMBA_BOUNDSCHECK=1 PREFIXSIM_CACHE_DIR=$(CURDIR)/build/boundscheck $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not browser" $(KERNEL_TESTS)
 
 slow: $(VENV)/dev ## the longer tests
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import hypothesis.strategies as hs
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prefixsim.engines.sglang.arenas import Arenas
 from prefixsim.engines.sglang.reference import OutOfMemoryError
@@ -16,7 +17,18 @@ from prefixsim.engines.sglang.reference_replay import replay_reference
 from prefixsim.engines.sglang.reference_tree import EvictionRule, Tree
 from prefixsim.engines.sglang.replay import checked, golden_engine, replay_workload
 from prefixsim.engines.sglang.state import (
+    N_ACCESS,
+    N_CHILDREN,
+    N_CREATED,
     N_END,
+    N_FIRST,
+    N_HEAP,
+    N_HISTORY,
+    N_HITS,
+    N_LOCKS,
+    N_ORDER,
+    N_PARENT,
+    N_PRIORITY,
     NIL,
     POLICIES,
     ROOT,
@@ -24,12 +36,21 @@ from prefixsim.engines.sglang.state import (
     S_EVICTABLE,
     S_EVICTED,
     S_MERGE,
+    S_NEXT_NODE,
     S_NODES,
     S_PAGE,
     S_PAGES,
+    S_PEAK_NODES,
     S_POLICY,
     S_PROTECTED,
     S_PROTECTED_THRESHOLD,
+    S_TLRU_ESTIMATE,
+    S_TLRU_THRESHOLD,
+    S_W_EVICT,
+    S_W_INSERT,
+    S_W_MATCH,
+    S_W_MERGE,
+    S_W_SPLIT,
 )
 from prefixsim.engines.sglang.tree_kernels import insert, lock, make_room, match, peek, settle, unlock
 from prefixsim.errors import DoesNotFitError
@@ -97,40 +118,36 @@ def test_kernel_invariants(data: hs.DataObject) -> None:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Tree operations in any order on kernels and twin side by side. Keys are tokens of {0, 1} at page size 1."""
+    """Tree operations in any order on kernels and twin side by side. Keys are tokens of {0, 1} at page size 1, rows share
+    stems of any length."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy = "lru"
-        self.locked: list[tuple[int, int, Any]] = []
-        self.start(0)
-
-    def start(self, policy: int) -> None:
-        name = POLICIES[policy]
-        rng = np.random.default_rng(policy)
+    @initialize(
+        seed=hs.integers(0, 2**32 - 1),
+        policy=hs.sampled_from(POLICIES),
+        merge=hs.booleans(),
+        pages=hs.sampled_from([30, 60, 150]),
+    )
+    def start(self, seed: int, policy: str, merge: bool, pages: int) -> None:
+        rng = random.Random(seed)
+        tokens: list[list[int]] = []
+        for _ in range(24):
+            stem = rng.choice(tokens)[: rng.randint(0, 22)] if tokens else []
+            tokens.append(stem + [rng.randrange(2) for _ in range(24 - len(stem))])
         rows = [
-            {"id": str(i), "step": 0, "tokens": rng.integers(0, 2, 24).tolist(), "output_tokens": [0], "priority": 0}
-            for i in range(24)
+            {"id": str(i), "step": 0, "tokens": row, "output_tokens": [0], "priority": 0}
+            for i, row in enumerate(tokens)
         ]
-        self.workload = workload_of(rows)
-        chains = build_chains(build_trie(self.workload, "sglang"), 1)
-        self.n_pages = 150
-        self.arenas = Arenas(self.n_pages, chains, dfs=False, keep_commits=False)
+        chains = build_chains(build_trie(workload_of(rows), "sglang"), 1)
+        self.arenas = Arenas(pages, chains, dfs=False, keep_commits=False)
         s = self.arenas.scalars
-        s[[S_PAGE, S_PROTECTED_THRESHOLD]] = 1, 2
-        s[S_POLICY] = policy
-        s[[S_PAGES, S_AVAILABLE]] = self.n_pages
+        s[[S_PAGE, S_PROTECTED_THRESHOLD, S_TLRU_THRESHOLD, S_TLRU_ESTIMATE]] = 1, 2, 9, 3
+        s[[S_POLICY, S_MERGE]] = POLICIES.index(policy), merge
+        s[[S_PAGES, S_AVAILABLE]] = pages
         offsets, ids = chains.expand()
         self.rows = [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(24)]
-        self.tree = Tree(self.n_pages, 1, EvictionRule(name))
-        self.locked = []
-
-    @precondition(lambda self: self.tree.clock == 0)
-    @rule(policy=hs.integers(0, len(POLICIES) - 1), merge=hs.booleans())
-    def choose(self, policy: int, merge: bool) -> None:
-        self.start(policy)
-        self.tree.merge = merge
-        self.arenas.scalars[S_MERGE] = merge
+        rule_ = EvictionRule(policy, threshold=9, next_prompt_estimate=3)
+        self.tree = Tree(pages, 1, rule_, merge=merge)
+        self.locked: list[tuple[int, int, Any]] = []
 
     @rule(row=hs.integers(0, 23), n=hs.integers(0, 25))
     def look_up(self, row: int, n: int) -> None:
@@ -166,6 +183,24 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.available -= n - want
         assert matched == want
 
+    @precondition(lambda self: self.locked)
+    @rule(data=hs.data(), more=hs.integers(0, 24), priority=hs.integers(0, 2), counted=hs.integers(0, 30))
+    def grow(self, data: hs.DataObject, more: int, priority: int, counted: int) -> None:
+        """As `put`, from the node that a request holds on."""
+        a = self.arenas
+        start, row, _ = data.draw(hs.sampled_from(self.locked))
+        n = max(1, min(24, int(a.nodes[start, N_END]) + more))
+        make_room(*a.tree_args()[:4], n)
+        self.tree.make_room(n)
+        if self.tree.available < n:
+            return
+        matched, node = insert(*a.tree_args(), start, row, n, priority, counted)
+        settle(a.scalars, a.nodes, a.heap, node)
+        want, _ = self.tree.insert(self.rows[row], n, priority, counted)
+        assert matched == want
+        a.scalars[S_AVAILABLE] -= n - matched
+        self.tree.available -= n - want
+
     @rule(row=hs.integers(0, 23), n=hs.integers(1, 25))
     def hold(self, row: int, n: int) -> None:
         a = self.arenas
@@ -190,8 +225,9 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        s = self.arenas.scalars
-        t = self.tree
+        if not hasattr(self, "tree"):
+            return
+        s, nodes, t = self.arenas.scalars, self.arenas.nodes, self.tree
         assert (s[S_NODES], s[S_AVAILABLE], s[S_EVICTABLE], s[S_PROTECTED], s[S_EVICTED]) == (
             t.n_nodes,
             t.available,
@@ -200,9 +236,26 @@ class TreeMachine(RuleBasedStateMachine):
             t.evicted_pages,
         )
         t.check(0)
-        ends = sorted(int(self.arenas.nodes[x, N_END]) for x in self.arenas.table[:, 1].tolist() if x != NIL)
-        assert ends == sorted(x.end for x in t.nodes())
+        assert s[S_PEAK_NODES] == s[S_NEXT_NODE] - 1 == t.peak_nodes, "freed nodes are used again"
+        assert s[[S_W_MATCH, S_W_INSERT, S_W_SPLIT, S_W_EVICT, S_W_MERGE]].tolist() == list(t.work.values())
+        live = [x for x in self.arenas.table[:, 1].tolist() if x != NIL]
+        firsts = nodes[live, N_FIRST].tolist()
+        twins = {x.pages[0]: x for x in t.nodes()}
+        assert sorted(firsts) == sorted(twins)
+        for x, first in zip(live, firsts, strict=True):
+            twin = twins[first]
+            parent = int(nodes[x, N_PARENT])
+            assert parent == ROOT if twin.parent is t.root else nodes[parent, N_FIRST] == twin.parent.pages[0]
+            got = nodes[x, [N_END, N_HITS, N_PRIORITY, N_LOCKS, N_CHILDREN]].tolist()
+            assert got == [twin.end, twin.hits, twin.priority, twin.locks, len(twin.children)]
+            assert t.rule.policy != "tlru" or nodes[x, N_HISTORY] == twin.history
+            assert (nodes[x, N_HEAP] != NIL) == (not twin.children and twin.locks == 0)
+        for column, name in ((N_ACCESS, "accessed"), (N_CREATED, "created"), (N_ORDER, "order")):
+            ours, theirs = nodes[live, column], [getattr(twins[first], name) for first in firsts]
+            assert (
+                np.unique(ours, return_inverse=True)[1].tolist() == np.unique(theirs, return_inverse=True)[1].tolist()
+            )
 
 
-TreeMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=30)
+TreeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestTree = TreeMachine.TestCase

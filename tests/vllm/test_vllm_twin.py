@@ -152,11 +152,12 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32 - 1), split=st.booleans(), caching=st.booleans())
-def test_steps_equal_the_twin(seed: int, split: bool, caching: bool) -> None:
+@given(seed=st.integers(0, 2**32 - 1), split=st.booleans(), caching=st.booleans(), fewer=st.integers(0, 5))
+def test_steps_equal_the_twin(seed: int, split: bool, caching: bool, fewer: int) -> None:
     """Golden-case loop, all options; `max_steps` bounds requests that can never fit."""
     rows, config = small_case(seed)
     config |= {"split_free_queue": split, "enable_prefix_caching": caching}
+    config["num_gpu_blocks"] -= fewer
     if config["mode"] == "scheduler":
         config["max_steps"] = 400
     assert replay(rows, config) == twin_replay(rows, config)
