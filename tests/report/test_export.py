@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -185,16 +186,50 @@ def test_chrome_trace_has_lanes_steps_and_whole_requests(run: RunFolder, tmp_pat
     for e in events:  # async events nest: each end closes the latest begin of its id
         assert e.get("ts", 0) >= 0
         if e["ph"] == "b":
-            open_.setdefault(e["id"], []).append(e["name"])
+            open_.setdefault((e["pid"], e["id2"]["local"]), []).append(e["name"])
         elif e["ph"] == "e":
-            assert open_[e["id"]].pop() == e["name"]
+            assert open_[e["pid"], e["id2"]["local"]].pop() == e["name"]
     assert len(open_) == 160
     assert not any(open_.values())
-    first = next(e for e in events if e["ph"] == "b" and e["name"] == "request r0")
+    # Perfetto: `id` takes an event out of its process; a name for each request gives each a lane of its own
+    assert not any("id" in e for e in events)
+    assert {e["name"] for e in events if e["ph"] == "b"} == {"request", "queued", "prefill", "decode"}
+    first = next(e for e in events if e["ph"] == "b" and e.get("args", {}).get("request") == "r0")
     row = next(csv.DictReader((run.path / "requests.csv").read_text().splitlines()))
     assert first["ts"] == pytest.approx(float(row["released_s"]) * 1e6, abs=0.001)
     assert first["args"]["cached_tokens"] == int(row["cached_tokens"])
     assert HOSTILE in {e["args"]["group"] for e in events if e["ph"] == "b" and "args" in e}
+
+
+def test_counters_of_the_trace_fall_to_zero_when_a_replica_has_nothing_to_do(run: RunFolder, tmp_path: Path) -> None:
+    trace = json.loads(text_of(run, "chrome-trace", tmp_path))["traceEvents"]
+    for pid in {e["pid"] for e in trace if e["ph"] == "X"}:
+        ends = max(e["ts"] + e["dur"] for e in trace if e["ph"] == "X" and e["pid"] == pid)
+        for name in ("running", "waiting", "KV"):
+            last = max(
+                (e for e in trace if e["ph"] == "C" and e["pid"] == pid and e["name"] == name), key=itemgetter("ts")
+            )
+            assert last["ts"] == pytest.approx(ends, abs=0.01)
+            assert set(last["args"].values()) == {0}
+    window = json.loads(text_of(run, "chrome-trace", tmp_path, from_s=2.0, to_s=3.0))["traceEvents"]
+    assert all(e["args"]["requests"] for e in window if e["ph"] == "C" and e["name"] == "running")
+
+
+def test_a_pause_is_drawn_where_the_timeline_has_every_step(tmp_path: Path) -> None:
+    def trace_of(steps: int) -> list[dict[str, Any]]:
+        summary = {"engines": {"vllm": {"kind": "vllm@0.33", "steps": steps}}}
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+        (tmp_path / "timeline.csv").write_text(
+            "engine,replica,start_s,end_s,scheduled_tokens,prefill_tokens,running,waiting,kv_used_tokens\n"
+            "vllm,0,0.0,0.1,10,10,1,0,16\nvllm,0,0.1,0.2,1,0,1,0,16\nvllm,0,5.0,5.1,10,10,1,0,16\n"
+        )
+        return json.loads(text_of(open_run(tmp_path), "chrome-trace", tmp_path))["traceEvents"]
+
+    def running(steps: int) -> list[tuple[float, int]]:
+        return [(e["ts"], e["args"]["requests"]) for e in trace_of(steps) if e["name"] == "running"]
+
+    assert running(3) == [(0, 1), (100_000, 1), (200_000, 0), (5_000_000, 1), (5_100_000, 0)]
+    assert running(4) == [(0, 1), (100_000, 1), (5_000_000, 1), (5_100_000, 0)]
 
 
 def test_a_window_of_the_trace(run: RunFolder, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def _groups_of_summary(run: RunFolder, engines: dict[str, EngineData]) -> None:
                 engines[name].groups.setdefault(clean(label, 120), Sums()).add(requests, prompt, cached)
 
 
-def _steps_made(run: RunFolder) -> dict[str, int | None]:
+def steps_made(run: RunFolder) -> dict[str, int | None]:
     """Engine -> steps of all its replicas, as the summary has them."""
     out: dict[str, int | None] = {}
     for name, engine in engines_of(run.summary).items():
@@ -209,7 +209,7 @@ IDLE_S = 0.05
 def _read_timeline(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     rows = max(path.stat().st_size // 60, 1)  # 12 numbers are seldom shorter
     stride = max(1, -(-rows // TIMELINE_ROWS)) if path.suffix == ".csv" else 1
-    made = _steps_made(run)
+    made = steps_made(run)
     parts: dict[str, list[F64]] = {name: [] for name in engines}
     for name, table in _steps(path, engines):
         parts[name].append(_thinned(table, stride))
