@@ -10,7 +10,7 @@ import yaml
 
 from prefixsim.errors import ScenarioError
 from prefixsim.paths import data_dir
-from prefixsim.prepare import Library
+from prefixsim.pipeline.prepare import Library
 from prefixsim.scenario.load import load_scenario
 from prefixsim.scenario.models import Expect, Scenario
 from prefixsim.scenario.study import PlanSpec, StudySpec
@@ -58,7 +58,7 @@ def marked(name: str):
 
 @pytest.mark.parametrize("name", [marked(n) for n in SCENARIOS])
 def test_scenario(name):
-    from prefixsim.pipeline import run_scenario
+    from prefixsim.pipeline.run import run_scenario
 
     scenario = load_scenario(name)
     missing = outside_data(scenario)

@@ -25,7 +25,7 @@ from prefixsim.records import (
 from prefixsim.workload.table import I64, Workload
 
 if TYPE_CHECKING:
-    from prefixsim.pipeline import Run
+    from prefixsim.pipeline.run import Run
 
 CSV_ROWS = 200_000
 TIMELINE_ROWS = 5_000
