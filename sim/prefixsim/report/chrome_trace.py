@@ -20,9 +20,10 @@ import numpy as np
 
 from prefixsim.errors import InputError
 from prefixsim.report import facts
-from prefixsim.report.collect import IDLE_S, steps_made
+from prefixsim.report.collect import steps_made
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.prometheus import chosen
+from prefixsim.report.series import IDLE_S
 from prefixsim.report.tables import Chunk, find_table, read_chunks
 
 _STEP_COLUMNS = (
