@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem, nearest
-from prefixsim.paths import open_text
+from prefixsim.paths import LINE_LIMIT, open_text
 from prefixsim.report import facts
 from prefixsim.report.exposition import Sample, is_gauge, is_share, parse, split_name
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.metrics import family_of
 from prefixsim.report.prometheus import chosen, tallies
-from prefixsim.report.request_log import LINE_LIMIT, Logged, read_log
+from prefixsim.report.request_log import Logged, read_log
 from prefixsim.report.tables import find_table, read_chunks
 
 SCRAPE_LIMIT = 64 << 20
