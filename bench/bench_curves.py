@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from harness import SHARED, finish, interleaved, row, w10k
 
-from prefixsim import pipeline
 from prefixsim.analysis.ceilings import ceilings
 from prefixsim.analysis.curve_kernels import by_first_use, optimal_hits, reuses
 from prefixsim.analysis.curves import curves
@@ -24,7 +23,8 @@ from prefixsim.analysis.segments import build_segments, inserted_tokens, lookup_
 from prefixsim.analysis.summary import engine_summary
 from prefixsim.engines.vllm.pool_kernels import sequential
 from prefixsim.engines.vllm.replay import make_engine, replay_settings
-from prefixsim.prepare import Prepared
+from prefixsim.pipeline.prepare import Prepared, replica_hardware
+from prefixsim.pipeline.simulate import simulate
 from prefixsim.scenario.load import scenario_from
 from prefixsim.scenario.strict_yaml import parse
 from prefixsim.scenario.workload import Trace
@@ -66,9 +66,9 @@ def w10k_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
     offset, index = by_first_use(reuse, w.n)
     scenario = scenario_from(parse(SCENARIO, "bench"), Path())
     prepared = Prepared(w)
-    hardware = pipeline._hardware(scenario)
+    hardware = replica_hardware(scenario)
     options = scenario.engines[0]
-    record = pipeline.simulate(scenario, options, prepared, hardware)
+    record = simulate(scenario, options, prepared, hardware)
     times = interleaved(
         {
             "(new engine)": fresh,
@@ -76,7 +76,7 @@ def w10k_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
             "curve": lambda: curves(w, [16], ["lru"], trie=trie),
             "optimum": lambda: optimal_hits(reuse, offset, index, w.n, 2_900),
             "ceilings": lambda: ceilings(w, trie=trie),
-            "simulation": lambda: pipeline.simulate(scenario, options, prepared, hardware),
+            "simulation": lambda: simulate(scenario, options, prepared, hardware),
             "ledger": lambda: ledger(
                 w, record.requests, granularity=16, rule="vllm", trie=trie, segments=prepared.segments("vllm")
             ),

@@ -20,8 +20,8 @@ from typing import Any
 
 from harness import SHARED, Timed, dynosim, finish, interleaved, row, w10k
 
-from prefixsim import pipeline
-from prefixsim.prepare import prepare
+from prefixsim.pipeline.prepare import prepare, replica_hardware
+from prefixsim.pipeline.simulate import simulate
 from prefixsim.scenario.load import scenario_from
 from prefixsim.scenario.models import Scenario
 from prefixsim.scenario.strict_yaml import parse
@@ -57,10 +57,10 @@ def scenario(
 
 def simulation(s: Scenario) -> Timed:
     """Reads, interns and simulates: everything that a run does but analysis and writing."""
-    hardware = pipeline._hardware(s)
+    hardware = replica_hardware(s)
 
     def run() -> None:
-        pipeline.simulate(s, s.engines[0], prepare(s), hardware)
+        simulate(s, s.engines[0], prepare(s), hardware)
 
     return run
 
@@ -140,9 +140,9 @@ for n in (1000, int(sys.argv[2])):
 def million(n: int) -> tuple[float, float, bool]:
     """Generates, interns and simulates: (wall s, CPU s, whether the engine could not keep up)."""
     s = scenario_from(parse(MILLION % (20.0, n), "million"), Path())
-    hardware = pipeline._hardware(s)
+    hardware = replica_hardware(s)
     wall, cpu = time.perf_counter(), time.process_time()
-    record = pipeline.simulate(s, s.engines[0], prepare(s), hardware)
+    record = simulate(s, s.engines[0], prepare(s), hardware)
     return time.perf_counter() - wall, time.process_time() - cpu, record.saturated
 
 

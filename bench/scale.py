@@ -18,8 +18,8 @@ from typing import Any
 
 from bench_full import MILLION
 
-from prefixsim import pipeline
-from prefixsim.prepare import prepare
+from prefixsim.pipeline.prepare import prepare, replica_hardware
+from prefixsim.pipeline.simulate import simulate
 from prefixsim.scenario.load import scenario_from
 from prefixsim.scenario.strict_yaml import parse
 
@@ -33,12 +33,12 @@ def one(n: int, replicas: int, router: str) -> dict[str, Any]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         text = MILLION % (RATE_PER_REPLICA * replicas, size)
         s = scenario_from(parse(f"{text}replicas: {replicas}\nrouter: {router}\n", "scale"), Path())
-        hardware = pipeline._hardware(s)
+        hardware = replica_hardware(s)
         start = time.process_time()
         prepared = prepare(s)
         chains = prepared.chains("vllm", 16).n_chains
         read = time.process_time() - start
-        record = pipeline.simulate(s, s.engines[0], prepared, hardware)
+        record = simulate(s, s.engines[0], prepared, hardware)
         spent = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     steps = sum(r.totals["steps"] for r in record.replicas)

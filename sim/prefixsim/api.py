@@ -10,11 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from prefixsim.analysis.ledger import LEDGER_PARTS
 from prefixsim.errors import InputError, MissingExtraError, nearest
-from prefixsim.pipeline import Run as _Run
-from prefixsim.pipeline import run_scenario
-from prefixsim.records import REQUEST_COLUMNS
+from prefixsim.pipeline.run import Run as _Run
+from prefixsim.pipeline.run import run_scenario
+from prefixsim.records import LEDGER_PARTS, REQUEST_COLUMNS
 from prefixsim.scenario.load import load_scenario as _load
 from prefixsim.scenario.load import scenario_from
 from prefixsim.scenario.models import Scenario

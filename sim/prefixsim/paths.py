@@ -6,10 +6,14 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import TextIO
 
+from prefixsim.errors import InputError, Problem
+
+LINE_LIMIT = 1 << 20
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -52,6 +56,20 @@ def open_regular(path: str | Path) -> BufferedReader:
 def open_text(path: str | Path, newline: str | None = None, errors: str = "replace") -> TextIO:
     """As `open_regular`, for UTF-8 text; a byte order mark is dropped."""
     return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors=errors, newline=newline)
+
+
+def bounded_lines(path: Path, f: TextIO, most: int | None = None) -> Iterator[str]:
+    """A text's lines. Raises InputError for one longer than 1 MiB, and where all together have more than `most` characters,
+    before more is read: a file that unpacks to far more than it is must not fill the memory."""
+    number = total = 0
+    while line := f.readline(LINE_LIMIT + 1):
+        number += 1
+        total += len(line)
+        if len(line) > LINE_LIMIT:
+            raise InputError(Problem("a line is longer than 1 MiB", file=str(path), line=number))
+        if most is not None and total > most:
+            raise InputError(Problem(f"is larger than {most >> 20} MiB", file=str(path), line=number))
+        yield line
 
 
 def read_regular(path: str | Path, limit: int) -> bytes:

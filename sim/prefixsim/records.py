@@ -92,6 +92,22 @@ TIMELINE_COLUMNS: dict[str, str] = {
 assert len(TIMELINE_COLUMNS) == TL_FINISHED + 1
 
 
+LEDGER_PARTS = (
+    "new",
+    "namespace",
+    "last_token",
+    "granularity",
+    "engine_rule",
+    "in_flight",
+    "routing",
+    "evicted",
+    "bypass",
+    "hit_device",
+    "hit_host",
+)
+"""Columns of a ledger, in this order; definitions: docs/definitions.md."""
+
+
 def new_request_rows(n: int) -> I64:
     """Rows of `REQUEST_COLUMNS` for n requests, int64 (n, 16): times UNSET, replica -1, everything else 0."""
     rows = np.zeros((n, len(REQUEST_COLUMNS)), dtype=np.int64)

@@ -11,7 +11,6 @@ from tests.analysis.test_ceilings import workloads
 
 from prefixsim.analysis import reference
 from prefixsim.analysis.ledger import (
-    LEDGER_PARTS,
     LedgerError,
     LedgerFacts,
     ledger,
@@ -20,6 +19,7 @@ from prefixsim.analysis.ledger import (
 )
 from prefixsim.analysis.segments import inserted_tokens
 from prefixsim.records import (
+    LEDGER_PARTS,
     NEVER,
     REQ_ADMITTED_NS,
     REQ_CACHED_HOST_TOKENS,

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixsim import pipeline
 from prefixsim.fleet import fleet as fleet_module
-from prefixsim.prepare import prepare
+from prefixsim.pipeline import simulate as simulate_module
+from prefixsim.pipeline.prepare import prepare, replica_hardware
+from prefixsim.pipeline.simulate import simulate
 from prefixsim.records import REQ_REPLICA, REQ_STATUS, STATUS_REJECTED
 from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.load import scenario_from
@@ -47,8 +48,8 @@ def simulated(monkeypatch, keys, *, jointly):
             used.append(True)
             return super()._arrivals_jointly()
 
-    monkeypatch.setattr(fleet_module, "Fleet", Fleet)
-    record = pipeline.simulate(scenario, scenario.engines[0], prepare(scenario), pipeline._hardware(scenario))
+    monkeypatch.setattr(simulate_module, "Fleet", Fleet)
+    record = simulate(scenario, scenario.engines[0], prepare(scenario), replica_hardware(scenario))
     return record, bool(used)
 
 

@@ -92,9 +92,27 @@ def test_unknown_name_says_the_nearest() -> None:
 def test_working_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "hw_profiles" / "gpus"
     folder.mkdir(parents=True)
-    (folder / "h200.yaml").write_text(H100)
+    (folder / "h200.yaml").write_text(H100.replace('"h100-sxm-80g"', "h200", 1))
     monkeypatch.chdir(tmp_path)
-    assert load_gpu("h200").name == "h100-sxm-80g"
+    assert load_gpu("h200").device.memory_nominal_gib.value == 80
+
+
+def test_a_copied_profile_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "hw_profiles" / "gpus"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(H100)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfileError, match=r"mine.yaml:\d+:\d+: name: found 'h100-sxm-80g', expected 'mine'"):
+        load_gpu("mine")
+    with pytest.raises(ProfileError, match="expected 'mine'"):
+        describe("mine")
+    (folder / "mine.yaml").write_text(H100.replace('"h100-sxm-80g"', "mine", 1))
+    assert load_gpu("mine").name == "mine"  # what was read before is not kept for a file that has changed
+    spec = {"gpu": str(folder / "mine.yaml"), "model": "llama-3.1-8b"}
+    assert "calls itself" not in load_hardware(HardwareSpec.model_validate(spec)).validity
+    (folder / "mine.yaml").write_text(H100)
+    validity = load_hardware(HardwareSpec.model_validate(spec)).validity
+    assert validity.endswith("The profile mine.yaml calls itself h100-sxm-80g.")
 
 
 def test_provenance_is_json_with_kind_and_source_of_every_number() -> None:

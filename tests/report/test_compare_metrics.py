@@ -214,7 +214,7 @@ def test_a_truncated_run_is_exit_2_without_a_traceback(run: RunFolder, tmp_path:
 
 @pytest.mark.slow
 def test_explain_adds_curves_and_divergence_points_to_a_real_run(app: typer.Typer, tmp_path: Path) -> None:
-    from prefixsim.pipeline import run_scenario
+    from prefixsim.pipeline.run import run_scenario
     from prefixsim.scenario.load import variants
 
     scenario = tmp_path / "s.yaml"

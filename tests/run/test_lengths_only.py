@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefixsim.pipeline import run_scenario
+from prefixsim.pipeline.run import run_scenario
 from prefixsim.scenario.load import load_scenario
 
 SCENARIO = """\

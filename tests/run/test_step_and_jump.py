@@ -12,8 +12,9 @@ import pytest
 
 from prefixsim.analysis.ledger import LEDGER_PARTS
 from prefixsim.hardware.load import load_hardware
-from prefixsim.pipeline import simulate, summarise
-from prefixsim.prepare import Prepared
+from prefixsim.pipeline.prepare import Prepared
+from prefixsim.pipeline.simulate import simulate
+from prefixsim.pipeline.summarise import summarise
 from prefixsim.records import (
     REQ_ADMITTED_NS,
     REQ_FINISH_NS,

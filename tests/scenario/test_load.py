@@ -191,7 +191,7 @@ def test_a_trace_counts_by_content_not_by_path(path):
     ids = []
     for name in ("a.jsonl", "b.jsonl"):
         path.write_text(
-            f"name: t\nworkload: {text % name}\nhardware: {{gpu: g, model: m}}\nengines: [{{name: e, kind: vllm}}]\n"
+            f"name: t\nworkload: {text % name}\nhardware: {{gpu: h100-sxm-80g, model: llama-3.1-8b}}\nengines: [{{name: e, kind: vllm}}]\n"
         )
         ids.append(run_identity(load_scenario(path), "content"))
     assert ids[0] == ids[1]
@@ -225,7 +225,7 @@ def test_the_committed_schema_is_current_and_knows_every_router():
 def test_a_word_that_is_not_among_those_allowed_names_the_nearest(path, old, new, meant):
     text = (
         "name: t\nworkload: {generator: rag, arrivals: {process: poisson, rate_per_s: 1}, requests: 2}\n"
-        "hardware: {gpu: g, model: m}\nengines: [{name: e, kind: vllm}]\nreplicas: 2\nrouter: cache_aware\n"
+        "hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b}\nengines: [{name: e, kind: vllm}]\nreplicas: 2\nrouter: cache_aware\n"
     )
     path.write_text(text)
     load_scenario(path)
@@ -240,7 +240,7 @@ def test_a_segment_without_tokens_is_refused_rather_than_given_one(path):
     text = (
         "name: t\nworkload:\n  generator: sessions\n  arrivals: {process: all_at_once}\n  requests: 2\n"
         "  templates: [{name: a, segments: [{shared: s, tokens: 1}, {unique: u, tokens: 9}]}]\n"
-        "hardware: {gpu: g, model: m}\nengines: [{name: e, kind: vllm}]\n"
+        "hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b}\nengines: [{name: e, kind: vllm}]\n"
     )
     path.write_text(text)
     load_scenario(path)

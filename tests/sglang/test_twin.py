@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prefixsim.engines.sglang.arenas import Arenas
-from prefixsim.engines.sglang.reference import OutOfMemoryError
+from prefixsim.engines.sglang.reference_cache import OutOfMemoryError
 from prefixsim.engines.sglang.reference_replay import replay_reference
 from prefixsim.engines.sglang.reference_tree import EvictionRule, Tree
 from prefixsim.engines.sglang.replay import checked, golden_engine, replay_workload

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prefixsim.errors import InputError
-from prefixsim.pipeline import run_scenario
+from prefixsim.pipeline.run import run_scenario
 from prefixsim.report.compare_runs import compare_engines, engine_pairs, in_words, interval
 from prefixsim.report.folder import RunFolder, open_run
 from prefixsim.scenario.load import load_scenario

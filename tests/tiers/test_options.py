@@ -12,7 +12,7 @@ from prefixsim.engines.tiers.arrays import host_tier
 from prefixsim.errors import DoesNotFitError, NotModelledError, ScenarioError
 from prefixsim.hardware.host_link import LATENCY_US, PER_BLOCK_US, SUSTAINED_SHARE, host_link
 from prefixsim.hardware.load import load_hardware
-from prefixsim.pipeline import Run, run_scenario
+from prefixsim.pipeline.run import Run, run_scenario
 from prefixsim.scenario.hardware import HardwareSpec
 from prefixsim.scenario.load import load_scenario
 

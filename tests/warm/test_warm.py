@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixsim.errors import PrefixsimError, ScenarioError, TraceError
-from prefixsim.pipeline import run_scenario
+from prefixsim.pipeline.run import run_scenario
 from prefixsim.records import (
     REQ_ADMITTED_NS,
     REQ_CACHED_TOKENS,

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefixsim.analysis.ledger import LEDGER_PARTS, PART_MEANINGS
+from prefixsim.analysis.ledger import PART_MEANINGS
+from prefixsim.records import LEDGER_PARTS
 
 WIDTH = 100
 SHOWN_LABELS = 12

@@ -15,6 +15,7 @@ import numpy as np
 from prefixsim.analysis.kernels import committed_prefix
 from prefixsim.analysis.segments import Segments, build_segments, inserted_tokens, known_tokens
 from prefixsim.records import (
+    LEDGER_PARTS,
     REQ_ADMITTED_NS,
     REQ_CACHED_HOST_TOKENS,
     REQ_CACHED_TOKENS,
@@ -27,19 +28,6 @@ from prefixsim.records import (
 from prefixsim.workload.intern import ChainIndex, NamespaceRule, Trie, build_trie
 from prefixsim.workload.table import BOOL, I64, Workload
 
-LEDGER_PARTS = (
-    "new",
-    "namespace",
-    "last_token",
-    "granularity",
-    "engine_rule",
-    "in_flight",
-    "routing",
-    "evicted",
-    "bypass",
-    "hit_device",
-    "hit_host",
-)
 PART_MEANINGS = {
     "new": "not a prefix of anything that had arrived before",
     "namespace": "known, but under another salt, LoRA or extra key",

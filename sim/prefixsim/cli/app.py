@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import pkgutil
+import signal
 import sys
 from functools import cache
 
@@ -54,6 +55,7 @@ def run_app() -> None:
     (PREFIXSIM_DEBUG=1 shows it)."""
     _open_what_is_closed()
     _escape_what_cannot_be_encoded()
+    _end_as_by_ctrl_c()
     try:
         register_commands()
         try:
@@ -83,6 +85,19 @@ def run_app() -> None:
             exc,
             f"internal error: {type(exc).__name__}: {exc}\nThis is a defect in prefixsim; PREFIXSIM_DEBUG=1 shows where.",
         )
+
+
+def _end_as_by_ctrl_c() -> None:
+    """A request to end (kill, a batch system, a closed terminal) is taken as Ctrl-C is: temporary files go, workers stop."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+                signal.signal(number, stop)
 
 
 def _interrupted(exc: BaseException) -> None:

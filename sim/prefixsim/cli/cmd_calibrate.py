@@ -23,7 +23,9 @@ def calibrate(
     ),
     table_gpu: str | None = typer.Option(None, "--table-gpu", help="Name of the GPU in the tables. Default: by --gpu."),
     source: str = typer.Option("", "--source", help="Who made the tables; goes into every fitted number's source."),
-    name: str | None = typer.Option(None, "--name", help="Name of the new profile. Default: the base profile's."),
+    name: str | None = typer.Option(
+        None, "--name", help="Name of the new profile. Default: that of --out's file, else the base profile's."
+    ),
     out: Path = typer.Option(
         Path("hw_profiles"),
         "--out",
@@ -40,6 +42,8 @@ def calibrate(
     """Make a hardware profile: by a microbenchmark (needs torch), from operator tables (--fit), or of this CPU (--host)."""
     if sum((fit is not None, host)) > 1:
         raise InputError("--fit and --host are two different jobs: give one")
+    if name is None and out.suffix in (".yaml", ".yml"):
+        name = out.stem
     if fit is not None:
         _fit(fit, gpu, table_gpu, source, name, out, json_)
     elif host:

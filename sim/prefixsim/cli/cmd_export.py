@@ -36,14 +36,16 @@ def export(
     from prefixsim.errors import InputError
     from prefixsim.report.export import export as write
     from prefixsim.report.folder import open_run
+    from prefixsim.report.prometheus import alike_engines
 
     for name, value in (("--every", every), ("--start", start), ("--from", from_), ("--to", to)):
         if math.isnan(value) or (math.isinf(value) and name != "--to"):
             raise InputError(f"{name}: {value} is not a time")
     if json_ and out is None:
         raise InputError("--json says what was written; it needs --out FILE, as stdout carries the export without it")
+    folder = open_run(run)
     write(
-        open_run(run),
+        folder,
         format_,
         out,
         table=table,
@@ -53,6 +55,8 @@ def export(
         from_s=from_,
         to_s=to,
     )
+    if format_ == "openmetrics" and (alike := alike_engines(folder, engine or [])):
+        typer.echo(f"note: {alike}; boards add up all instances, so export one at a time (--engine NAME)", err=True)
     if out is not None:
         if json_:
             import json

@@ -51,8 +51,8 @@ def run(
             "--save-cache: the caches of one run go into a file; run one scenario, without `also:` variants"
         )
 
-    from prefixsim.pipeline import run_scenario
-    from prefixsim.prepare import Library
+    from prefixsim.pipeline.prepare import Library
+    from prefixsim.pipeline.run import run_scenario
 
     printed: list[dict[str, Any]] = []
     with progress(quiet=quiet) as say:
@@ -87,7 +87,7 @@ def run(
 
 
 def _show(done: object, quiet: bool) -> None:
-    from prefixsim.pipeline import Run
+    from prefixsim.pipeline.run import Run
     from prefixsim.report.terminal import print_summary
 
     assert isinstance(done, Run)

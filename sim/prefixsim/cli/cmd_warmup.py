@@ -18,7 +18,7 @@ def warmup() -> None:
 
     from prefixsim.cli.progress import progress
     from prefixsim.jit import compile_seconds, kernel_cache_dir
-    from prefixsim.warmup import warm
+    from prefixsim.pipeline.warmup import warm
 
     started = time.perf_counter()
     with progress() as say, compile_seconds() as compiled, tempfile.TemporaryDirectory() as folder:

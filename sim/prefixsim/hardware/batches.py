@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem
-from prefixsim.paths import open_text
+from prefixsim.paths import bounded_lines, open_text
 
 MAX_TOKENS = 1 << 40
 _PREFILL = re.compile(r"\s*([0-9][0-9_]*)(?:\s*@\s*([0-9][0-9_]*))?\s*\Z")
@@ -54,7 +54,7 @@ def read_batches(path: Path) -> Iterator[Batch]:
     """Batches of a JSON-lines file, in order. Raises InputError with file and line."""
     try:
         with open_text(path, errors="strict") as f:
-            for number, line in enumerate(f, 1):
+            for number, line in enumerate(bounded_lines(path, f), 1):
                 if line.strip():
                     yield _row(path, number, line)
     except UnicodeDecodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from prefixsim.paths import data_dir
 from prefixsim.scenario.engine_sglang import SglangOptions
 from prefixsim.scenario.engine_vllm import VllmOptions
 from prefixsim.scenario.hardware import HardwareSpec
+from prefixsim.scenario.profile_names import find_profile, is_path, profile_names
 from prefixsim.scenario.strict_yaml import read, validate
 
 P = TypeVar("P", bound=BaseModel)
@@ -30,54 +31,43 @@ _LONG = {
 }  # 16-bit floats cost the same
 
 
-def profile_names(kind: str, base_dir: Path | None = None) -> dict[str, Path]:
-    """Known profiles of a kind ("gpus", "models", "hosts"): name -> file. The working folder's come before shipped ones."""
-    found: dict[str, Path] = {}
-    for root in _roots(base_dir):
-        for path in sorted((root / kind).glob("*.yaml")):
-            found.setdefault(path.stem, path)
-    return dict(sorted(found.items()))
+def read_profile(path: Path, model: type[P], *, by_name: bool = False) -> P:
+    """Reads one YAML profile. by_name: it was found by its file's name, which must be its own. Raises ProfileError with
+    file, line and key."""
+    try:
+        at = path.stat()
+    except OSError as exc:
+        raise ProfileError(Problem(f"cannot be read: {exc.strerror or exc}", file=str(path))) from None
+    return _read_profile(path, at.st_ino, at.st_size, at.st_mtime_ns, model, by_name)
 
 
-def _roots(base_dir: Path | None) -> list[Path]:
-    return [*([base_dir / "hw_profiles"] if base_dir else []), Path("hw_profiles"), data_dir("hw_profiles")]
-
-
-def find_profile(kind: str, name: str, base_dir: Path | None = None) -> Path:
-    """The file of a profile: `name` as a path (absolute, or relative to base_dir or the working folder), else by name.
-
-    Raises InputError naming the nearest known profile.
-    """
-    if "/" in name or name.endswith((".yaml", ".yml", ".json")):
-        for candidate in (*([base_dir / name] if base_dir else []), Path(name)):
-            if candidate.is_file():
-                return candidate
-        raise InputError(Problem(f"no such profile file: {name}", key=kind.rstrip("s")))
-    known = profile_names(kind, base_dir)
-    if name not in known:
-        raise InputError(Problem(f"unknown profile {name!r}{nearest(name, known)}", key=kind.rstrip("s")))
-    return known[name]
-
-
-def read_profile(path: Path, model: type[P]) -> P:
-    """Reads one YAML profile. Raises ProfileError with file, line and key."""
-    return validate(read(path, ProfileError), model, ProfileError)
+@lru_cache(maxsize=64)  # every point of a study asks for the same few
+def _read_profile(path: Path, _inode: int, _size: int, _mtime_ns: int, model: type[P], by_name: bool) -> P:
+    document = read(path, ProfileError)
+    profile = validate(document, model, ProfileError)
+    name = getattr(profile, "name", path.stem)
+    if by_name and name != path.stem:
+        message = f"found {name!r:.80}, expected '{path.stem}' as the file is called: results are labelled with it"
+        raise ProfileError(document.problem(("name",), message))
+    return profile
 
 
 def load_gpu(name: str, base_dir: Path | None = None) -> GpuProfile:
     """A GPU profile by name or path."""
-    return read_profile(find_profile("gpus", name, base_dir), GpuProfile)
+    return read_profile(find_profile("gpus", name, base_dir), GpuProfile, by_name=not is_path(name))
 
 
 def load_model(name: str, base_dir: Path | None = None) -> ModelProfile:
     """A model profile by name or path; a `.json` is read as a Hugging Face config."""
     path = find_profile("models", name, base_dir)
-    return model_from_config(path) if path.suffix == ".json" else read_profile(path, ModelProfile)
+    if path.suffix == ".json":
+        return model_from_config(path)
+    return read_profile(path, ModelProfile, by_name=not is_path(name))
 
 
 def load_host(name: str, base_dir: Path | None = None) -> HostProfile:
     """A host profile by name or path."""
-    return read_profile(find_profile("hosts", name, base_dir), HostProfile)
+    return read_profile(find_profile("hosts", name, base_dir), HostProfile, by_name=not is_path(name))
 
 
 def load_hardware(spec: HardwareSpec, *, base_dir: Path | None = None) -> Hardware:
@@ -131,8 +121,14 @@ class Hardware:
 
     @property
     def validity(self) -> str:
-        """One sentence: how good these numbers are and where they stop."""
-        return self.gpu.validity
+        """How good these numbers are and where they stop; and which profile file calls itself by another's name."""
+        given = ((self.spec.gpu, self.gpu.name), (self.spec.model, self.model.name), (self.spec.host, self.host.name))
+        others = [
+            f"The profile {Path(file).name} calls itself {name}."
+            for file, name in given
+            if is_path(file) and Path(file).suffix != ".json" and Path(file).stem != name
+        ]
+        return " ".join([self.gpu.validity, *others])
 
     def host_costs(self, block_size: int = 16) -> HostCosts:
         """Host costs; hashing by block size (16, 64 or 128 and above: the nearest measured one below)."""
@@ -333,7 +329,7 @@ def summaries(base_dir: Path | None = None) -> dict[str, list[dict[str, str]]]:
         out[kind] = []
         for name, path in profile_names(kind, base_dir).items():
             try:
-                profile = read_profile(path, model)
+                profile = read_profile(path, model, by_name=True)
                 row = {"name": name, "title": str(getattr(profile, "title", "")), "file": str(path)}
                 validity = getattr(profile, "validity", None)
                 out[kind].append(row | ({"validity": str(validity)} if validity else {}))
@@ -344,8 +340,7 @@ def summaries(base_dir: Path | None = None) -> dict[str, list[dict[str, str]]]:
 
 def describe(name: str, base_dir: Path | None = None) -> tuple[str, BaseModel]:
     """(kind, profile) of a name or file, whichever kind has it. Raises InputError."""
-    is_file = "/" in name or name.endswith((".yaml", ".yml", ".json"))
-    if is_file:
+    if is_path(name):
         path = find_profile("profiles", name, base_dir)
         if path.suffix == ".json":
             return "models", model_from_config(path)
@@ -356,7 +351,7 @@ def describe(name: str, base_dir: Path | None = None) -> tuple[str, BaseModel]:
     for kind, model in _KINDS.items():
         known = profile_names(kind, base_dir)
         if name in known:
-            return kind, read_profile(known[name], model)
+            return kind, read_profile(known[name], model, by_name=True)
     everything = [n for kind in _KINDS for n in profile_names(kind, base_dir)]
     raise InputError(f"unknown profile {name!r}{nearest(name, everything)}")
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from prefixsim.errors import NotModelledError, Problem, ProfileError
 from prefixsim.paths import read_regular
@@ -140,7 +140,14 @@ _REFUSED = (
 def model_from_config(path: Path) -> ModelProfile:
     """Reads a Hugging Face config.json. Raises ProfileError on a missing or wrong field, NotModelledError for layers
     that keep no KV cache of their own length (state-space, linear attention) or that differ in shape."""
-    config = _read_json(path)
+    try:
+        return _from_config(path, _read_json(path))
+    except ValidationError as exc:
+        places = [(f["msg"].removeprefix("Value error, "), ".".join(map(str, f["loc"]))) for f in exc.errors()]
+        raise ProfileError([Problem(said, str(path), key=key or None) for said, key in places]) from None
+
+
+def _from_config(path: Path, config: dict[str, Any]) -> ModelProfile:
     if isinstance(config.get("text_config"), dict):
         config = {**config, **config["text_config"]}
     kind = str(config.get("model_type", "unknown"))
@@ -148,6 +155,8 @@ def model_from_config(path: Path) -> ModelProfile:
         k for k in config if any(word in k.lower() for word in _REFUSED) and config[k] not in (None, 0, False)
     ]
     layer_types = config.get("layer_types") or config.get("layers_block_type") or []
+    if not isinstance(layer_types, list):
+        raise ProfileError(Problem(f"expected a list, found {layer_types!r:.60}", str(path), key="layer_types"))
     odd = sorted({str(t) for t in layer_types} - {FULL_ATTENTION, WINDOW_ATTENTION, "attention"})
     if suspicious or odd or config.get("is_encoder_decoder"):
         what = ", ".join(odd or suspicious or ["encoder-decoder"])

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prefixsim.analysis.ledger import LEDGER_PARTS
 from prefixsim.analysis.summary import pooled_gaps
 from prefixsim.output.folder import atomic_folder
 from prefixsim.output.tables import Column, write_csv, write_npz
 from prefixsim.records import (
+    LEDGER_PARTS,
     REQUEST_COLUMNS,
     STATUS_NAMES,
     TIMELINE_COLUMNS,
@@ -25,7 +25,7 @@ from prefixsim.records import (
 from prefixsim.workload.table import I64, Workload
 
 if TYPE_CHECKING:
-    from prefixsim.pipeline import Run
+    from prefixsim.pipeline.run import Run
 
 CSV_ROWS = 200_000
 TIMELINE_ROWS = 5_000

@@ -16,7 +16,7 @@ import numpy as np
 from prefixsim.records import STATUS_FINISHED, STATUS_NAMES, STATUS_REJECTED, UNSET
 from prefixsim.report.facts import clean, engines_of, number
 from prefixsim.report.folder import RunFolder
-from prefixsim.report.series import LogHistogram, nice_edges, rate_in_bins, total_of_steps
+from prefixsim.report.series import LogHistogram, busy, nice_edges, rate_in_bins, total_of_steps
 from prefixsim.report.tables import F64, Chunk, find_table, read_chunks
 
 TIMELINE_ROWS = 400_000
@@ -113,7 +113,7 @@ def _groups_of_summary(run: RunFolder, engines: dict[str, EngineData]) -> None:
                 engines[name].groups.setdefault(clean(label, 120), Sums()).add(requests, prompt, cached)
 
 
-def _steps_made(run: RunFolder) -> dict[str, int | None]:
+def steps_made(run: RunFolder) -> dict[str, int | None]:
     """Engine -> steps of all its replicas, as the summary has them."""
     out: dict[str, int | None] = {}
     for name, engine in engines_of(run.summary).items():
@@ -202,14 +202,12 @@ STEP_NUMBERS = (
     "cached_tokens",
 )
 _REPLICA, _START, _END, _RUNNING, _WAITING, _KV, _EVICTED, _PREEMPTIONS, _LOOKUP, _CACHED = range(len(STEP_NUMBERS))
-IDLE_S = 0.05
-"""A pause between two steps longer than this is drawn as an idle engine (host work between steps is shorter)."""
 
 
 def _read_timeline(path: Path, engines: dict[str, EngineData], run: RunFolder) -> None:
     rows = max(path.stat().st_size // 60, 1)  # 12 numbers are seldom shorter
     stride = max(1, -(-rows // TIMELINE_ROWS)) if path.suffix == ".csv" else 1
-    made = _steps_made(run)
+    made = steps_made(run)
     parts: dict[str, list[F64]] = {name: [] for name in engines}
     for name, table in _steps(path, engines):
         parts[name].append(_thinned(table, stride))
@@ -257,9 +255,9 @@ def _timeline(table: F64, steps: int | None) -> Timeline:
         so_far = np.where(np.cumsum(prompt) > 0, np.cumsum(cached) / np.cumsum(prompt), np.nan)
     whole = steps is None or len(table) >= steps  # between kept steps others may lie: then a gap is no pause
     return Timeline(
-        running=total_of_steps([_busy(piece, _RUNNING, whole) for piece in pieces]),
+        running=total_of_steps([busy(piece[:, _START], piece[:, _END], piece[:, _RUNNING], whole) for piece in pieces]),
         waiting=total_of_steps([(piece[:, _START], piece[:, _WAITING]) for piece in pieces]),
-        kv=total_of_steps([_busy(piece, _KV, whole) for piece in pieces]),
+        kv=total_of_steps([busy(piece[:, _START], piece[:, _END], piece[:, _KV], whole) for piece in pieces]),
         edges=edges,
         hit_rate=hit_rate,
         hit_rate_so_far=so_far,
@@ -272,15 +270,6 @@ def _timeline(table: F64, steps: int | None) -> Timeline:
         kept=len(table),
         steps=steps,
     )
-
-
-def _busy(piece: F64, column: int, whole: bool) -> tuple[F64, F64]:
-    """A replica's column as a step function that is 0 after its last step and, in a whole timeline, in pauses."""
-    start, end, value = piece[:, _START], piece[:, _END], piece[:, column]
-    pause = np.append((start[1:] - end[:-1] > IDLE_S) & whole, True)
-    time = np.concatenate([start, end[pause]])
-    order = np.argsort(time, kind="stable")
-    return time[order], np.concatenate([value, np.zeros(int(pause.sum()))])[order]
 
 
 def _highest(piece: F64, edges: F64) -> F64:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem, nearest
-from prefixsim.paths import open_text
+from prefixsim.paths import LINE_LIMIT, open_text
 from prefixsim.report import facts
 from prefixsim.report.exposition import Sample, is_gauge, is_share, parse, split_name
 from prefixsim.report.folder import RunFolder
-from prefixsim.report.prometheus import HISTOGRAMS, chosen, family_of, histograms
-from prefixsim.report.request_log import LINE_LIMIT, Logged, read_log
+from prefixsim.report.metrics import family_of
+from prefixsim.report.prometheus import chosen, tallies
+from prefixsim.report.request_log import Logged, read_log
 from prefixsim.report.tables import find_table, read_chunks
 
 SCRAPE_LIMIT = 64 << 20
@@ -22,6 +23,11 @@ OLD_NAMES = {
     "vllm:gpu_prefix_cache_queries": "vllm:prefix_cache_queries",
     "vllm:gpu_prefix_cache_hits": "vllm:prefix_cache_hits",
     "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+}
+LATENCIES = {
+    "ttft": "time_to_first_token_seconds",
+    "itl": "inter_token_latency_seconds",
+    "e2e": "e2e_request_latency_seconds",
 }
 HIT_RATES = {  # family -> pairs (numerator, denominator) of counters, the first pair the server has is taken
     "vllm": (
@@ -156,7 +162,7 @@ def _compare_scrape(run: RunFolder, source: Path, engine: str | None, before: Pa
         if hits is not None and queries:
             _add_hit_rate(out, hits / queries, _simulated_rate(record, out_of, top, bottom), f"{top} / {bottom}")
             break
-    prompt = f"{family.prefix}:{family.prompt}"
+    prompt = f"{family.prefix}:prompt_tokens"
     _same_traffic(out, real(prompt), facts.number(record, "prompt_tokens"))
     for spelt in sorted(out_of):
         parsed = split_name(str(spelt))
@@ -219,27 +225,26 @@ def _add_latencies(
 ) -> None:
     """Percentiles of TTFT, ITL, E2E, the simulated ones through the server's own buckets too, and exact means."""
     real: dict[str, list[tuple[float, float]]] = {}
-    for short, name in HISTOGRAMS.items():
-        first = _buckets(earlier, f"{prefix}:{name}")
-        rows = sorted(
-            (bound, count - first.get(bound, 0)) for bound, count in _buckets(later, f"{prefix}:{name}").items()
-        )
+    names = {short: f"{prefix}:{name}" for short, name in LATENCIES.items()}
+    for short, name in names.items():
+        first = _buckets(earlier, name)
+        rows = sorted((bound, count - first.get(bound, 0)) for bound, count in _buckets(later, name).items())
         if rows and rows[-1][1] > 0:
             real[short] = rows
     if not real:
         return
-    bounds = {short: [b for b, _ in rows if math.isfinite(b)] for short, rows in real.items()}
-    simulated = histograms(run, [out.engine], bounds)
+    bounds = {names[short]: [b for b, _ in rows if math.isfinite(b)] for short, rows in real.items()}
+    simulated = tallies(run, [out.engine], bounds)
     for short, rows in real.items():
-        mine = simulated[out.engine, short]
+        mine = simulated[out.engine, names[short]]
         own = [*zip(mine.bounds.tolist(), mine.counts.tolist(), strict=True), (math.inf, mine.total)]
         for q in (50, 99):
             value = _bucket_quantile(own, q / 100) if mine.total else None
             out.rows.append((f"{short} p{q}, s, by buckets", _bucket_quantile(rows, q / 100), value, False))
         count, total = (
             (
-                _value(later, f"{prefix}:{HISTOGRAMS[short]}_{what}", {}),
-                _value(earlier, f"{prefix}:{HISTOGRAMS[short]}_{what}", {}),
+                _value(later, f"{names[short]}_{what}", {}),
+                _value(earlier, f"{names[short]}_{what}", {}),
             )
             for what in ("count", "sum")
         )

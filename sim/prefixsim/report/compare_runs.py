@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 
 from prefixsim.errors import InputError, nearest
+from prefixsim.records import LEDGER_PARTS
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.tables import F64, find_table, read_chunks
 
-LEDGER = (
-    "new", "namespace", "last_token", "granularity", "engine_rule", "in_flight", "routing", "evicted", "bypass",
-    "hit_device", "hit_host",
-)  # fmt: skip
-NUMBERS = ("cached_tokens", "prompt_tokens", "released_s", "first_token_s", "finish_s", *LEDGER)
+NUMBERS = ("cached_tokens", "prompt_tokens", "released_s", "first_token_s", "finish_s", *LEDGER_PARTS)
 TOP = 20
 
 
@@ -39,7 +36,7 @@ def read_engine(run: RunFolder, engine: str) -> Table:
         raise InputError(f"{run.path}: has no requests table; run it again with `output: {{requests: csv}}`")
     ids: list[str] = []
     parts: dict[str, list[F64]] = {name: [] for name in NUMBERS}
-    for chunk in read_chunks(path, NUMBERS, ("engine", "id", "status"), optional=LEDGER):
+    for chunk in read_chunks(path, NUMBERS, ("engine", "id", "status"), optional=LEDGER_PARTS):
         keep = chunk.where("engine", {engine}) & chunk.where("status", {"finished", "3"})
         ids.extend(name for name, k in zip(chunk.texts["id"], keep, strict=True) if k)
         for name in NUMBERS:
@@ -92,7 +89,7 @@ def compare_engines(a: RunFolder, b: RunFolder, left: str, right: str) -> dict[s
         first = one.numbers[end][ia] - one.numbers[start][ia]
         second = two.numbers[end][ib] - two.numbers[start][ib]
         out[name] = interval(second - first)
-    parts = [p for p in LEDGER if p in one.numbers and p in two.numbers]
+    parts = [p for p in LEDGER_PARTS if p in one.numbers and p in two.numbers]
     changes = {p: two.numbers[p][ib] - one.numbers[p][ia] for p in parts}
     out["ledger"] = {p: int(c.sum()) for p, c in changes.items()}
     order = np.argsort(-np.abs(cached), kind="stable")[:TOP]

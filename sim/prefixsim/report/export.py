@@ -15,8 +15,9 @@ from typing import Any
 from prefixsim.errors import InputError, MissingExtraError, OutputError, nearest
 from prefixsim.report.chrome_trace import chrome_trace
 from prefixsim.report.folder import RunFolder
+from prefixsim.report.openmetrics import time_series
 from prefixsim.report.progress import track
-from prefixsim.report.prometheus import chosen, snapshot, time_series
+from prefixsim.report.prometheus import chosen, snapshot
 from prefixsim.report.tables import Chunk, columns_of, find_table, read_chunks
 
 FORMATS = ("csv", "parquet", "prometheus", "openmetrics", "chrome-trace")

@@ -14,9 +14,6 @@ _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?
 _SHARE_WORDS = {"perc", "usage", "rate", "ratio"}
 _GAUGE_WORDS = _SHARE_WORDS | {"running", "waiting", "queue", "available", "evictable", "used", "nodes"}
 
-BUCKETS_S = (*(float(f"{m}e{k}") for k in range(-3, 3) for m in (1, 2.5, 5)), 1000.0)
-"""Upper bounds of latency histograms, seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -62,6 +59,12 @@ def spell_value(value: float) -> str:
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+
+
+def spell_bound(bound: float) -> str:
+    """A bucket's upper bound as the engines' client library spells it: 0.5, 120.0, 1e+06."""
+    spelt = repr(float(bound))
+    return f"{bound:g}" if spelt.find(".") > 6 else spelt
 
 
 def split_name(spelt: str) -> tuple[str, dict[str, str]] | None:

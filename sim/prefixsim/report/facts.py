@@ -203,65 +203,6 @@ def ledger(engine: Mapping[str, Any]) -> dict[str, float] | None:
 # ---- sentences ---------------------------------------------------------------------------------------------------
 
 
-def _join(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
-def _losses(name: str, engine: Mapping[str, Any]) -> str | None:
-    """ "vllm loses 4.1 points to eviction and 1.0 to 16-token blocks." (the largest three, from 0.05 points up)."""
-    parts, prompt = ledger(engine), number(engine, "prompt_tokens")
-    if parts is None or not prompt:
-        return None
-    block = granularity_of(engine)
-    lost = sorted(((100 * parts[p.key] / prompt, p) for p in LOSSES if p.key != "new"), key=lambda x: -x[0])
-    shown = [(points, part) for points, part in lost if points >= 0.05][:3]
-    if not shown:
-        some = any(points > 0 for points, _ in lost)
-        return f"{name} loses {'next to nothing' if some else 'nothing'} that could have been shared."
-    words = [
-        f"{points:.1f} {'points ' if i == 0 else ''}to "
-        + (f"{block}-token blocks" if part.key == "granularity" and block and block > 1 else part.lost)
-        for i, (points, part) in enumerate(shown)
-    ]
-    return f"{name} loses {_join(words)}."
-
-
-def answer(summary: Mapping[str, Any]) -> list[str]:
-    """Sentences that answer the question of the run, most important first."""
-    engines = {clean(name, 40): e for name, e in engines_of(summary).items()}
-    known = [(name, h) for name, e in engines.items() if (h := number(e, "hit_rate")) is not None]
-    known.sort(key=lambda x: -x[1])
-    if get(summary, "workload", "content_known") is False:
-        out = [
-            "The trace has lengths only, so which prompt tokens are shared is not known: hit rates mean nothing here."
-        ]
-    elif not known:
-        out = ["This run has no hit rate: no request was admitted." if engines else "This run has no engines."]
-    else:
-        top = ceiling_of(summary)
-        tail = f"the ceiling is {percent(top)}." if top is not None else "the ceiling was not computed."
-        first = f"{known[0][0]} serves {percent(known[0][1])} of prompt tokens from cache"
-        shown, more = known[1:4], len(known) - 4
-        rest = "".join(f", {name} {percent(h)}" for name, h in shown)
-        if more > 0:
-            rest += f", {more} more from {percent(known[-1][1])}"
-        out = [f"{first}{rest}; {tail}"]
-        if top is not None and known[0][1] > top + 5e-5:
-            out.append(
-                "A hit rate above the ceiling is possible: the ceiling follows the order of arrival, the engine its own."
-            )
-        out += [text for name in [n for n, _ in known][:4] if (text := _losses(name, engines[name])) is not None]
-    full = [name for name, e in engines.items() if e.get("saturated") is True]
-    if full:
-        verb = "is" if len(full) == 1 else "are"
-        out.append(
-            f"{_join(full[:6])} {verb} saturated: the queue grows, so latencies depend on how long the run lasts."
-        )
-    if get(summary, "workload", "synthetic") is True:
-        out.append("What the requests share is synthetic, not taken from real traffic.")
-    return out
-
-
 def sentences(value: Any) -> Iterator[str]:
     """Whatever a summary holds for notes (text, list, mapping) as lines of text."""
     if value is None or value == "" or value is False:
@@ -315,6 +256,9 @@ def value_of(summary: Mapping[str, Any], name: str) -> float | None:
         node: Any = root
         for part in name.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
-        if isinstance(node, int | float):
+        if isinstance(node, bool):
             return float(node)
+        value = number({"": node}, "")
+        if value is not None:
+            return float(value)
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem
-from prefixsim.paths import read_regular
+from prefixsim.paths import open_regular, read_regular
 
 JSON_LIMIT = 64 << 20
 SCENARIO_LIMIT = 200 << 10
@@ -99,7 +99,7 @@ def _text(path: Path) -> str | None:
         return None
     if not path.is_file():
         raise InputError(Problem("not a regular file", file=str(path)))
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         raw = f.read(SCENARIO_LIMIT + 1)
     text = raw[:SCENARIO_LIMIT].decode("utf-8", "replace")
     return text if len(raw) <= SCENARIO_LIMIT else text + "\n# ... cut here: the file is longer than 200 KiB\n"

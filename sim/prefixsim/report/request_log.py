@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem
-from prefixsim.paths import open_text
+from prefixsim.paths import bounded_lines, open_text
 from prefixsim.report import facts
-from prefixsim.report.tables import bounded_lines
 
-LINE_LIMIT = 1 << 20
 _USAGE = ("usage", "response.usage", "response.body.usage", "body.usage")
 ID_KEYS = ("id", "request_id", "custom_id", "rid")
 PROMPT_KEYS = (
@@ -68,11 +66,7 @@ def read_log(path: Path, kind: str) -> Iterator[Logged]:
 
 
 def _json_rows(path: Path, f: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    while line := f.readline(LINE_LIMIT + 1):
-        number += 1
-        if len(line) > LINE_LIMIT:
-            raise InputError(Problem("a line is longer than 1 MiB", file=str(path), line=number))
+    for number, line in enumerate(bounded_lines(path, f), 1):
         if not line.strip():
             continue
         try:

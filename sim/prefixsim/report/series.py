@@ -10,6 +10,8 @@ from prefixsim.report.tables import F64
 
 DECADES = (-7, 7)
 BINS_PER_DECADE = 200
+IDLE_S = 0.05
+"""A pause between two steps longer than this is drawn as an idle engine (host work between steps is shorter)."""
 
 
 def thin(time: F64, value: F64, points: int) -> tuple[F64, F64]:
@@ -45,6 +47,15 @@ def envelope(time: F64, value: F64, slices: int) -> tuple[F64, F64, F64, F64]:
         piece = value[a:b]
         low[i], high[i] = piece.min(), piece.max()
     return edges[:-1], low, np.clip(mean, low, high), high
+
+
+def busy(start: F64, end: F64, value: F64, whole: bool) -> tuple[F64, F64]:
+    """A replica's column of its steps, by time, as a step function that is 0 after the last step and, in a whole timeline,
+    in pauses; between the kept steps of others a gap need not be a pause."""
+    pause = np.append((start[1:] - end[:-1] > IDLE_S) & whole, True)
+    time = np.concatenate([start, end[pause]])
+    order = np.argsort(time, kind="stable")
+    return time[order], np.concatenate([value, np.zeros(int(pause.sum()))])[order]
 
 
 def total_of_steps(parts: list[tuple[F64, F64]]) -> tuple[F64, F64]:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefixsim.errors import InputError, OutputError
+from prefixsim.errors import InputError, OutputError, Problem
+from prefixsim.paths import open_regular, read_regular
 from prefixsim.report import sections as html
 from prefixsim.report.facts import value_of
 from prefixsim.report.figures import Figure
 from prefixsim.report.html import page_of
 
+STUDY_LIMIT = 4 << 20
 MAX_FIGURES = 24
 MAX_TABLE_ROWS = 400
 
@@ -22,12 +24,7 @@ def write_study_report(folder: Path) -> Path:
 
     Raises InputError when the files are missing or damaged, OutputError when the page cannot be written.
     """
-    try:
-        about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-        with (folder / "points.jsonl").open(encoding="utf-8") as f:
-            rows = [json.loads(line) for line in f if line.strip()]
-    except (OSError, ValueError) as exc:
-        raise InputError(f"{folder}: not the folder of a finished sweep: {exc}") from None
+    about, rows = _read(folder)
     target = folder / "report.html"
     part = folder / ".report.html.part"
     try:
@@ -36,6 +33,35 @@ def write_study_report(folder: Path) -> Path:
     except OSError as exc:
         raise OutputError(f"{target}: the report could not be written: {exc.strerror or exc}") from None
     return target
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """study.json and points.jsonl, as `write_tables` leaves them. Raises InputError with file and line."""
+    file, line = folder / "study.json", None
+
+    def must(fine: bool, what: str) -> None:
+        if not fine:
+            raise ValueError(f"expected {what}")
+
+    try:
+        about = json.loads(read_regular(file, STUDY_LIMIT))
+        must(isinstance(about, dict), "a mapping")
+        for key in ("axes", "columns"):
+            value = about.get(key) or []
+            must(isinstance(value, list) and all(isinstance(v, str) for v in value), f"a list of names under '{key}'")
+        for key in ("cost", "latency"):
+            must(isinstance(about.get(key), str | None), f"the name of a metric under '{key}'")
+        file, rows = folder / "points.jsonl", []
+        with open_regular(file) as f:
+            for line, text in enumerate(f, 1):  # noqa: B007 (a fault is at it)
+                if text.strip():
+                    row = json.loads(text)
+                    must(isinstance(row, dict) and isinstance(row.get("axes"), dict), "a point with its 'axes'")
+                    rows.append(row)
+    except (OSError, ValueError, RecursionError) as exc:
+        said = f"not a file of a finished sweep: {getattr(exc, 'strerror', None) or exc}"
+        raise InputError(Problem(said[:300], file=str(file), line=line)) from None
+    return about, rows
 
 
 def render(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -6,11 +6,15 @@ is never needed. Missing numbers are NaN, missing texts "".
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import io
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixsim.errors import InputError, MissingExtraError, Problem, nearest
+from prefixsim.paths import bounded_lines, open_regular, open_text
 from prefixsim.units import NS_PER_S
 
 F64 = npt.NDArray[np.float64]
 CHUNK_ROWS = 50_000
-NPZ_LIMIT, LINE_LIMIT = 8 << 30, 1 << 20
+NPZ_LIMIT = 8 << 30
 SUFFIXES = (".csv", ".npz", ".parquet")
+NPZ_FAULTS = (
+    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, TypeError, LookupError,
+    SyntaxError, OverflowError, RuntimeError,
+)  # fmt: skip
+"""What zipfile and NumPy raise at a damaged file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +71,12 @@ def find_table(folder: Path, name: str) -> Path | None:
 def columns_of(path: Path) -> list[str]:
     """The table's column names, in order, as the file has them."""
     if path.suffix == ".npz":
-        with _npz(path) as data:
-            return list(data.files)
+        with _npz(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
     if path.suffix == ".parquet":
-        return list(_parquet(path).schema_arrow.names)
-    with _open(path) as f:
+        with _parquet(path) as table:
+            return list(table.schema_arrow.names)
+    with open_text(path, newline="") as f:
         return _header(path, csv.reader(bounded_lines(path, f), strict=True))
 
 
@@ -149,26 +160,9 @@ def _raw_chunks(path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, S
     if path.suffix == ".npz":
         yield from _npz_chunks(path, names)
     elif path.suffix == ".parquet":
-        row = 1
-        for batch in _parquet(path).iter_batches(batch_size=CHUNK_ROWS, columns=names):
-            yield row, {name: batch.column(name).to_pylist() for name in names}
-            row += batch.num_rows
+        yield from _parquet_chunks(path, names)
     else:
         yield from _csv_chunks(path, names)
-
-
-def _open(path: Path) -> io.TextIOWrapper:
-    return path.open(encoding="utf-8-sig", errors="replace", newline="")
-
-
-def bounded_lines(path: Path, f: io.TextIOWrapper) -> Iterator[str]:
-    """A file's lines. Raises InputError for one longer than 1 MiB, before more of it is read."""
-    number = 0
-    while line := f.readline(LINE_LIMIT + 1):
-        number += 1
-        if len(line) > LINE_LIMIT:
-            raise InputError(Problem("a line is longer than 1 MiB: not a table of a run", file=str(path), line=number))
-        yield line
 
 
 def _header(path: Path, reader: Any) -> list[str]:
@@ -182,7 +176,7 @@ def _header(path: Path, reader: Any) -> list[str]:
 
 
 def _csv_chunks(path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, Sequence[Any]]]]:
-    with _open(path) as f:
+    with open_text(path, newline="") as f:
         reader = csv.reader(bounded_lines(path, f), strict=True)
         header = _header(path, reader)
         places = {name: header.index(name) for name in names}
@@ -208,36 +202,86 @@ def _csv_chunks(path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, S
             yield start, {name: [r[i] for r in rows] for name, i in places.items()}
 
 
-def _npz(path: Path) -> Any:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(item.file_size for item in archive.infolist())
+@contextlib.contextmanager
+def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive, opened. Its size is known before anything is unpacked."""
+    with _regular(path) as f:
+        try:
+            archive = zipfile.ZipFile(f)
+        except NPZ_FAULTS as exc:
+            raise InputError(Problem(f"is not a whole .npz file: {str(exc)[:200]}", file=str(path))) from None
+        size = sum(item.file_size for item in archive.infolist())
         if size > NPZ_LIMIT:
             raise InputError(Problem(f"would unpack to {size >> 30} GiB; at most 8 can be read", file=str(path)))
-        return np.load(path, allow_pickle=False)
-    except (zipfile.BadZipFile, ValueError, EOFError) as exc:
-        raise InputError(Problem(f"is not a whole .npz file: {str(exc)[:200]}", file=str(path))) from None
+        yield archive
 
 
 def _npz_chunks(path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, Sequence[Any]]]]:
-    with _npz(path) as data:
-        try:
-            columns: dict[str, Any] = {name: np.atleast_1d(data[name]) for name in names}
-        except (ValueError, zipfile.BadZipFile, EOFError) as exc:
-            raise InputError(Problem(f"is damaged: {str(exc)[:200]}", file=str(path))) from None
+    with _npz(path) as archive:
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for name in names:
+            try:
+                columns[name] = _array(archive, f"{name}.npy")
+            except NPZ_FAULTS as exc:
+                raise InputError(Problem(f"is damaged: {str(exc)[:200]}", file=str(path), key=name)) from None
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise InputError(Problem(f"has columns of different lengths: {sorted(lengths)[:6]}", file=str(path)))
     for start in range(0, lengths.pop() if lengths else 0, CHUNK_ROWS):
-        yield start + 1, {name: column[start : start + CHUNK_ROWS] for name, column in columns.items()}
+        part: dict[str, Any] = {name: column[start : start + CHUNK_ROWS] for name, column in columns.items()}
+        yield start + 1, part
 
 
-def _parquet(path: Path) -> Any:
+def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """One column. Raises one of NPZ_FAULTS before it takes memory for what the file does not hold. Nothing is unpickled."""
+    item = archive.getinfo(name)
+    if item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError("compressed in a way that NumPy does not write")
+    with archive.open(item) as f:
+        version = np.lib.format.read_magic(f)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"an array of version {version}")
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(f)
+        if len(shape) != 1 or dtype.kind not in "iufbSU":
+            raise ValueError(f"expected a column of numbers or texts, found {dtype} of shape {str(shape)[:40]}")
+        if shape[0] < 0 or shape[0] * dtype.itemsize != item.file_size - f.tell() or not dtype.itemsize:
+            raise ValueError(f"{item.file_size} bytes cannot be {shape[0]} of {dtype}")
+        return np.frombuffer(f.read(), dtype=dtype)
+
+
+def _parquet_chunks(path: Path, names: list[str]) -> Iterator[tuple[int, dict[str, Sequence[Any]]]]:
+    row = 1
+    with _parquet(path) as table:
+        batches = table.iter_batches(batch_size=CHUNK_ROWS, columns=names)
+        while True:
+            try:
+                batch = next(batches, None)
+                columns = {} if batch is None else {name: batch.column(name).to_pylist() for name in names}
+            except Exception as exc:  # pyarrow's own tree of errors
+                raise InputError(Problem(f"is damaged: {str(exc)[:200]}", file=str(path))) from None
+            if batch is None:
+                return
+            yield row, columns
+            row += batch.num_rows
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     try:
         import pyarrow.parquet as pq
     except ImportError:
         raise MissingExtraError(f"reading {path.name}", "parquet") from None
+    with _regular(path) as f:
+        try:
+            table = pq.ParquetFile(f)
+        except Exception as exc:  # pyarrow's own tree of errors
+            raise InputError(Problem(f"is not a whole Parquet file: {str(exc)[:200]}", file=str(path))) from None
+        yield table
+
+
+def _regular(path: Path) -> BufferedReader:
     try:
-        return pq.ParquetFile(path)
-    except Exception as exc:  # pyarrow's own tree of errors
-        raise InputError(Problem(f"is not a whole Parquet file: {str(exc)[:200]}", file=str(path))) from None
+        return open_regular(path)
+    except OSError as exc:
+        raise InputError(Problem(f"cannot be read: {exc.strerror or exc}", file=str(path))) from None

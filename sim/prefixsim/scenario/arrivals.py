@@ -24,11 +24,16 @@ _NEEDS: dict[str, tuple[set[str], set[str]]] = {  # process -> (needed, allowed 
 
 
 class Arrivals(Strict):
-    """Arrival process of *sessions* (a session of one turn is a request). Later turns follow their predecessors."""
+    """Arrival process of *sessions* (a session of one turn is a request). Later turns follow their predecessors.
+
+    Example:
+        arrivals: {process: gamma, rate_per_s: 8, shape: 0.5}
+    """
 
     process: Literal["poisson", "constant", "gamma", "weibull", "day_curve", "replay", "closed_loop", "all_at_once"] = (
         "poisson"
     )
+    """Which process; the keys below say which one they belong to."""
     rate_per_s: float | None = Field(None, gt=0, le=1e9)
     """Mean number of sessions that start a second."""
     shape: float | None = Field(None, gt=0, le=1e6)
@@ -40,6 +45,7 @@ class Arrivals(Strict):
     path: str | None = None
     """Trace whose arrival times are used, in order (`replay`)."""
     format: str | None = None
+    """Its format; default: by evidence (`replay`)."""
     time_scale: float | None = Field(None, gt=0, le=1e6)
     """Multiplies the replayed times: 10 is ten times slower."""
     users: int | None = Field(None, ge=1, le=10_000_000)

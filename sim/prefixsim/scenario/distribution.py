@@ -14,7 +14,9 @@ class Uniform(Strict):
     """Uniform between `low` and `high`, both included for token counts."""
 
     low: float = Field(ge=0)
+    """Smallest value."""
     high: float = Field(ge=0)
+    """Largest value."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -27,16 +29,22 @@ class Normal(Strict):
     """Normal, cut at 0 (or at `min`)."""
 
     mean: float = Field(ge=0)
+    """Mean before clipping."""
     std: float = Field(ge=0)
+    """Standard deviation."""
 
 
 class LogNormal(Strict):
     """Log-normal by its median and 95th percentile, or by median and sigma (of the logarithm), or by mean and sigma."""
 
     median: float | None = Field(None, gt=0)
+    """Half of the values are below."""
     p95: float | None = Field(None, gt=0)
+    """95 % of the values are below."""
     mean: float | None = Field(None, gt=0)
+    """Arithmetic mean."""
     sigma: float | None = Field(None, ge=0, le=10)
+    """Standard deviation of the logarithm."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -52,13 +60,16 @@ class Mean(Strict):
     """A distribution with one parameter, its mean."""
 
     mean: float = Field(gt=0)
+    """The mean."""
 
 
 class Choice(Strict):
     """One of `values`, with `weights` (default: all alike)."""
 
     values: list[float] = Field(min_length=1, max_length=100_000)
+    """One of these is drawn."""
     weights: list[float] | None = None
+    """How often each; default: all alike."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -76,6 +87,7 @@ class Quantiles(Strict):
     """Piecewise linear between evenly spaced quantiles (first = minimum, last = maximum): what `trace fit` writes."""
 
     values: list[float] = Field(min_length=2, max_length=10_000)
+    """Ascending, evenly spaced in probability."""
 
     @model_validator(mode="after")
     def _sorted(self) -> Self:
@@ -88,20 +100,33 @@ class Distribution(Strict):
     """A number, or exactly one of the distributions below; `min` and `max` clip it.
 
     Token counts are rounded to whole tokens.
+
+    Example:
+        output_tokens: {lognormal: {median: 180, p95: 700}, max: 2048}
     """
 
     constant: float | None = Field(None, ge=0)
+    """Always this: what a plain number stands for."""
     uniform: Uniform | None = None
+    """All values alike between two ends."""
     normal: Normal | None = None
+    """Bell curve."""
     lognormal: LogNormal | None = None
+    """Lengths and pauses of people: most short, few very long."""
     exponential: Mean | None = None
+    """Gaps of a Poisson process."""
     geometric: Mean | None = None
     """Number of trials up to the first success: 1, 2, 3, ... with this mean (at least 1)."""
     poisson: Mean | None = None
+    """Counts of rare things."""
     choice: Choice | None = None
+    """A few values, weighted."""
     quantiles: Quantiles | None = None
+    """Measured quantiles."""
     min: float | None = Field(None, ge=0)
+    """Smaller values become this."""
     max: float | None = Field(None, ge=0)
+    """Larger values become this."""
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,11 @@ VLLM_VERSIONS = ("0.33", "0.11")
 
 
 class VllmFacts(Strict):
-    """Switches for what changed between versions; None: as the version in `kind` has it."""
+    """Switches for what changed between versions; None: as the version in `kind` has it.
+
+    Example:
+        engines: [{name: vllm, kind: vllm@0.33, facts: {split_free_queue: false}}]
+    """
 
     split_free_queue: bool | None = None
     """Freed blocks without a hash go to the front of the free queue (0.33: true; 0.11: false, all appended tail first)."""
@@ -21,48 +25,71 @@ class VllmFacts(Strict):
 
 
 class KvConnectorConfig(Strict):
-    """Of vLLM's `kv_connector_extra_config`, what the native offloading takes."""
+    """Of vLLM's `kv_connector_extra_config`, what the native offloading takes.
+
+    Example:
+        engines: [{name: vllm, kind: vllm@0.33, kv_offloading_size: 256, kv_connector_extra_config: {store_threshold: 2}}]
+    """
 
     store_threshold: int = Field(0, ge=0)
     """Offers of a block after which it is stored; below 2: at once."""
     max_tracker_size: int = Field(64_000, ge=1)
     """Blocks whose offers are counted."""
     eviction_policy: Literal["lru", "arc"] = "lru"
+    """Of the host tier; arc is refused as not modelled."""
 
 
 class VllmOptions(Strict):
-    """One vLLM engine. Option names are those of `vllm serve`."""
+    """One vLLM engine. Option names are those of `vllm serve`.
+
+    Example:
+        engines: [{name: vllm, kind: vllm@0.33, block_size: 32, max_num_seqs: 256}]
+    """
 
     name: str
     """Name in results."""
     kind: Literal["vllm", "vllm@0.33", "vllm@0.11"] = "vllm@0.33"
+    """Version whose behaviour is imitated; vllm is the newest."""
     block_size: int = Field(16, ge=1, le=1 << 20)
+    """Tokens of a block, the unit that is hashed and cached."""
     num_gpu_blocks_override: int | None = Field(None, ge=2)
     """Number of KV blocks, vLLM's null block included; default: from the GPU's memory."""
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
+    """Share of the GPU's memory that vLLM may use; sizes the KV pool unless num_gpu_blocks_override does."""
     enable_prefix_caching: bool = True
+    """Off: nothing is hashed, nothing hits."""
     max_num_seqs: int | None = Field(None, ge=1)
-    """Default: vLLM's for the GPU (1024 on H100/H200-class, else 256)."""
+    """Requests that run at once; default: vLLM's for the GPU (1024 on H100/H200-class, else 256)."""
     max_num_batched_tokens: int | None = Field(None, ge=1)
-    """Default: vLLM's for the GPU (8192 on H100/H200-class, else 2048; 16384 from 160 GiB)."""
+    """Tokens of one step at most; default: vLLM's for the GPU (8192 on H100/H200-class, else 2048; 16384 from 160 GiB)."""
     max_model_len: int | None = Field(None, ge=1)
+    """Prompt and output of a request together, tokens; default: no limit but the pool."""
     enable_chunked_prefill: bool = True
+    """Off: a prompt is computed in one step or not at all."""
     long_prefill_token_threshold: int = Field(0, ge=0)
+    """Most new tokens of one request a step; 0: no limit."""
     async_scheduling: bool | None = None
     """Two steps in flight (0.33: true; 0.11: false)."""
     scheduler_reserve_full_isl: bool | None = None
     """Admission tests room for the whole prompt (0.33: true; 0.11: false)."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """priority: smaller `priority` of the request first; the largest is preempted."""
     watermark: float = Field(0.0, ge=0, lt=1)
+    """Share of the blocks that an admission leaves free while something runs."""
     layout: Literal["full", "swa", "hybrid"] = "full"
+    """KV groups of the model: full attention, sliding window, or both; timed runs take full only (`replay` has all)."""
     sliding_window: int | None = Field(None, ge=1)
+    """Window in tokens; for swa and hybrid."""
     prefix_cache_retention_interval: int | None = Field(0, ge=0)
     """For sliding-window groups; 0: vLLM's default, null: dense."""
     kv_offloading_size: float | None = Field(None, ge=0, le=1 << 20)
     """Host memory for offloaded KV blocks, GiB, all GPUs of a replica together; null or 0: no host tier."""
     kv_offloading_backend: Literal["native", "lmcache"] = "native"
+    """Backend of the host tier; lmcache is refused as not modelled."""
     kv_connector_extra_config: KvConnectorConfig = KvConnectorConfig()
+    """Options of the host tier."""
     facts: VllmFacts = VllmFacts()
+    """What differs between versions, switch by switch."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -14,6 +14,7 @@ from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.base import Strict
 from prefixsim.scenario.models import ENGINES, Scenario, family
 from prefixsim.scenario.not_modelled import refused
+from prefixsim.scenario.profile_names import unknown_profiles
 from prefixsim.scenario.router import ROUTERS
 from prefixsim.scenario.strict_yaml import Document, Path_, model_keys
 
@@ -65,10 +66,13 @@ def scenario_from(document: Document, base_dir: Path, overrides: Mapping[str, An
     changed = [(set_key(document.data, key, value), key, value) for key, value in (overrides or {}).items()]
     if problems := refused(document):
         raise ScenarioError(problems)
+    faults = list(unknown_profiles(document, base_dir))
     try:
         scenario = strict_yaml.validate(document, Scenario, ScenarioError, _known_keys(document))
     except ScenarioError as exc:
-        raise ScenarioError([_blame(p, changed) for p in exc.problems]) from None
+        faults = sorted([*exc.problems, *faults], key=lambda p: (p.line or 0, p.column or 0))
+    if faults:
+        raise ScenarioError([_blame(p, changed) for p in faults])
     scenario._base_dir = base_dir.resolve()
     return scenario
 

@@ -42,29 +42,48 @@ EngineOptions = Annotated[
 
 
 class ReplicaGroup(Strict):
-    """Some replicas that are alike."""
+    """Some replicas that are alike.
+
+    Example:
+        replicas: [{count: 2}, {count: 2, hardware: {gpu: a100-sxm-80g, model: llama-3.1-8b}}]
+    """
 
     count: int = Field(ge=1, le=MAX_REPLICAS)
+    """Replicas of this kind."""
     hardware: HardwareSpec | None = None
     """Default: the scenario's."""
 
 
 class OutputOptions(Strict):
-    """What a run writes."""
+    """What a run writes.
+
+    Example:
+        output: {requests: none, timeline: false}
+    """
 
     requests: Literal["auto", "csv", "npz", "none"] = "auto"
     """One row for each engine and request; auto: CSV up to 200,000 rows, else a compressed NumPy file."""
     timeline: bool = True
+    """Write timeline.csv, one row an engine step."""
     report: bool = True
+    """Write report.html."""
 
 
 class Expect(Strict):
-    """A condition on one summary metric, e.g. {metric: vllm.hit_rate, at_least: 0.5}. All bounds given must hold."""
+    """A condition on one summary metric, e.g. {metric: vllm.hit_rate, at_least: 0.5}. All bounds given must hold.
+
+    Example:
+        expect: [{metric: ceiling.token, equals: 0.31, within: 0.01}, {metric: vllm.ttft_s.p99, at_most: 0.5, repeats: 5}]
+    """
 
     metric: str
+    """Path in summary.json without `engines.`, e.g. vllm.ttft_s.p99."""
     at_least: float | None = None
+    """Lower bound, itself allowed."""
     at_most: float | None = None
+    """Upper bound, itself allowed."""
     equals: float | bool | None = None
+    """The exact value, or with `within: DISTANCE` about it."""
     within: float | Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     """[low, high], or with `equals` the allowed distance from it."""
     repeats: int = Field(1, ge=1, le=100)
@@ -82,7 +101,11 @@ class Expect(Strict):
 
 
 class Variant(Strict):
-    """The same scenario with some keys changed, run and shown beside it."""
+    """The same scenario with some keys changed, run and shown beside it.
+
+    Example:
+        also: [{name: small-blocks, set: {engines.vllm.block_size: 8}}]
+    """
 
     name: str
     """Appended to the scenario's name."""
@@ -101,7 +124,9 @@ class Scenario(Strict):
     name: str
     """Names the run folder: letters, digits and _ . + -"""
     description: str = ""
+    """For people; shown at the top of reports."""
     workload: WorkloadSpec
+    """The requests: exactly one of `trace:`, `generator:`, `mix:`."""
     prime: Prime | None = None
     """Served first, on the same engines, and counted nowhere: a workload, `first_requests: N` of this one, or `saved: FILE`."""
     warm_up: WarmUpField | None = None
@@ -109,8 +134,11 @@ class Scenario(Strict):
     hardware: HardwareSpec | None = None
     """Of each replica. May be left out only with `clock: steps` and explicit cache sizes."""
     engines: list[EngineOptions] = Field(min_length=1, max_length=64)
+    """Each one serves the whole workload, on its own."""
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | list[ReplicaGroup] = 1
+    """Copies of an engine behind the router; a number, or groups that differ in hardware."""
     router: RouterField = RoundRobin()
+    """Which replica a request goes to: a name, or `{kind: NAME, ...}` with options."""
     clock: Literal["time", "steps"] = "time"
     """steps: every engine step lasts one unit (1 ns), requests arrive by their `step`."""
     granularity: Literal["jump", "step"] = "jump"
@@ -118,7 +146,9 @@ class Scenario(Strict):
     oversized: Literal["error", "reject"] = "error"
     """A prompt that can never fit an engine's KV cache: stop, or have it rejected and counted."""
     seed: int = Field(0, ge=0, lt=1 << 63)
+    """Everything random hangs on it; same scenario and seed, same bytes."""
     output: OutputOptions = OutputOptions()
+    """What a run writes besides summary.json."""
     expect: list[Expect] = []
     """What `prefixsim check` tests."""
     also: list[Variant] = []

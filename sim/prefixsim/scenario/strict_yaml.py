@@ -73,12 +73,16 @@ def dotted(path: Path_) -> str:
 
 def parse(text: str, file: str, error: type[InputError] = ScenarioError) -> Document:
     """Parses one YAML document. Raises `error` with every problem found, each with line and column."""
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:  # bytes of a command line that are no UTF-8
+        raise error(Problem("not UTF-8 text", file=file)) from None
+    if size > MAX_BYTES:
         raise error(Problem(f"larger than {MAX_BYTES >> 20} MiB: not a scenario", file=file))
     problems: list[Problem] = []
     try:
         _guard(text, file, error)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_EVENTS)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)

@@ -16,8 +16,11 @@ class Range(Strict):
     """start, start + step, ... up to and including stop."""
 
     start: float | int
+    """First value."""
     stop: float | int
+    """Last value, included."""
     step: float | int = Field(gt=0)
+    """Distance."""
 
     def values(self) -> list[Any]:
         """The points; ints stay ints."""
@@ -33,8 +36,11 @@ class Geometric(Strict):
     """`points` values from start to stop in equal ratios; rounded to ints when both ends are ints."""
 
     start: float | int = Field(gt=0)
+    """First value."""
     stop: float | int = Field(gt=0)
+    """Last value, included."""
     points: int = Field(ge=2)
+    """Number of values."""
 
     def values(self) -> list[Any]:
         """The points."""
@@ -49,12 +55,20 @@ class Geometric(Strict):
 
 
 class Axis(Strict):
-    """One axis: a key of the scenario and its values. Engines may be named: `engines.vllm.block_size`."""
+    """One axis: a key of the scenario and its values. Engines may be named: `engines.vllm.block_size`.
+
+    Example:
+        axes: [{key: workload.arrivals.rate_per_s, range: {start: 2, stop: 8, step: 2}}]
+    """
 
     key: str
+    """Path in the scenario, e.g. engines.vllm.block_size."""
     values: list[Value] | None = None
+    """The values, or ..."""
     range: Range | None = None
+    """... evenly spaced ones, or ..."""
     geometric: Geometric | None = None
+    """... ones in equal ratios."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Axis:
@@ -79,9 +93,17 @@ class Axis(Strict):
 
 
 class ZippedAxes(Strict):
-    """Axes that move together: all of the same length."""
+    """Axes that move together: all of the same length.
+
+    Example:
+        axes:
+          - zip:
+              - {key: replicas, values: [2, 4]}
+              - {key: workload.arrivals.rate_per_s, values: [5, 10]}
+    """
 
     zip: list[Axis] = Field(min_length=2)
+    """The k-th values of all go together."""
 
     @model_validator(mode="after")
     def _same_length(self) -> ZippedAxes:
@@ -95,23 +117,40 @@ AnyAxis = Axis | ZippedAxes
 
 
 class Price(Strict):
-    """What one GPU costs an hour."""
+    """What one GPU costs an hour.
+
+    Example:
+        prices: {l40s: {usd_per_hour: 0.9, source: my provider, date: 2026-11-01}}
+    """
 
     usd_per_hour: float = Field(gt=0)
+    """US dollars an hour of one GPU."""
     source: str
+    """Whose price."""
     date: str
+    """Of when."""
 
 
 class StudySpec(Strict):
-    """A sweep: every point of the grid, `repeats` seeds each."""
+    """A sweep: every point of the grid, `repeats` seeds each.
+
+    Example:
+        name: blocks
+        base: quickstart
+        axes: [{key: engines.vllm.block_size, values: [16, 64]}]
+        columns: [vllm.hit_rate]
+    """
 
     name: str
+    """Names the results' folder."""
     description: str = ""
+    """For people."""
     base: str
     """A scenario: a path relative to the study file, or the name of a shipped one."""
     set: dict[str, Value] = {}
     """Keys changed in the base before the axes are applied."""
     axes: list[AnyAxis] = Field(min_length=1)
+    """The grid is their product, the last one fastest."""
     exclude: list[dict[str, Value]] = []
     """Points that have all of these values are left out."""
     repeats: int = Field(1, ge=1, le=1000)
@@ -128,8 +167,11 @@ class Limit(Strict):
     """One service-level objective on a summary metric, e.g. {metric: ttft_s.p99, at_most: 0.5}, for the planned engine."""
 
     metric: str
+    """Of the planned engine, e.g. ttft_s.p99; or any metric of summary.json."""
     at_most: float | None = None
+    """Upper bound, itself allowed."""
     at_least: float | None = None
+    """Lower bound, itself allowed."""
 
     @model_validator(mode="after")
     def _one(self) -> Limit:
@@ -139,16 +181,30 @@ class Limit(Strict):
 
 
 class PlanSpec(Strict):
-    """The highest rate a fleet sustains, or the cheapest fleet for a rate, under limits."""
+    """The highest rate a fleet sustains, or the cheapest fleet for a rate, under limits.
+
+    Example:
+        name: how-fast
+        base: quickstart
+        engines: [vllm]
+        limits: [{metric: ttft_s.p99, at_most: 0.5}]
+        window_s: 600
+    """
 
     name: str
+    """Names the results' folder."""
     description: str = ""
+    """For people."""
     base: str
+    """A scenario: a path relative to the study file, or the name of a shipped one."""
     set: dict[str, Value] = {}
+    """Keys changed in the base."""
     find: Literal["max_rate", "cheapest_fleet"] = "max_rate"
+    """The highest rate that the base's fleet sustains, or the fewest replicas for the base's rate."""
     engines: list[str] = []
     """Engines to plan for; default: every engine of the base."""
     limits: list[Limit] = Field(min_length=1)
+    """All must hold; a run whose queue grows never passes."""
     rate_key: str = "workload.arrivals.rate_per_s"
     """The scenario key that holds the rate."""
     rate: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.1, 1000.0]

@@ -11,14 +11,22 @@ from prefixsim.scenario.workload import MAX_REQUESTS, WorkloadSpec
 
 
 class FirstRequests(Strict):
-    """Priming with the workload itself."""
+    """Priming with the workload itself.
+
+    Example:
+        prime: {first_requests: 500}
+    """
 
     first_requests: int = Field(ge=1, le=MAX_REQUESTS)
     """The first so many requests of `workload` are served once before it begins (all, where it has fewer)."""
 
 
 class SavedCache(Strict):
-    """Priming with what another run has left."""
+    """Priming with what another run has left.
+
+    Example:
+        prime: {saved: vllm.jsonl}
+    """
 
     saved: str
     """File that `prefixsim run --save-cache` has written. Relative to the scenario."""
@@ -40,7 +48,11 @@ Prime = Annotated[
 
 
 class WarmUp(Strict):
-    """The first part of the workload: simulated, not counted. Exactly one key."""
+    """The first part of the workload: simulated, not counted. Exactly one key.
+
+    Example:
+        warm_up: {requests: 200}
+    """
 
     requests: int | None = Field(None, ge=1, le=MAX_REQUESTS)
     """The first so many requests, in order of (nominal) arrival."""

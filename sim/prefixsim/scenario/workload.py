@@ -28,7 +28,11 @@ MAX_REQUESTS = 200_000_000
 
 
 class Sharing(Strict):
-    """What prompts of a lengths-only trace share: a model, since the file has no content. Results are marked synthetic."""
+    """What prompts of a lengths-only trace share: a model, since the file has no content. Results are marked synthetic.
+
+    Example:
+        workload: {trace: {path: lengths.csv, sharing: {families: 16, skew: 0.9, prefix_tokens: 512, continue_probability: 0.5}}}
+    """
 
     families: int = Field(16, ge=1, le=1_000_000)
     """Number of shared prefixes (system prompts); requests are dealt to them by `skew`."""
@@ -45,7 +49,11 @@ class Sharing(Strict):
 
 
 class Trace(Strict):
-    """A trace file and how to read it. What is left out is decided by evidence over all rows and said in the output."""
+    """A trace file and how to read it. What is left out is decided by evidence over all rows and said in the output.
+
+    Example:
+        workload: {trace: {path: conversation_trace.jsonl, format: mooncake, time_scale: 10, spread_arrivals: uniform}}
+    """
 
     path: str
     """File, or folder for formats of many files; .gz and .zst are decompressed. Relative to the scenario."""
@@ -92,13 +100,25 @@ class Trace(Strict):
 
 
 class TraceWorkload(Strict):
-    """Replays a trace."""
+    """Replays a trace.
+
+    Example:
+        workload: {trace: {path: requests.jsonl, format: native}}
+    """
 
     trace: Trace
+    """The file and how it is read."""
 
 
 class Segment(Strict):
-    """A part of a prompt. Exactly one of `shared`, `per_tenant`, `unique` names it."""
+    """A part of a prompt. Exactly one of `shared`, `per_tenant`, `unique` names it.
+
+    Example:
+        segments:
+          - {shared: few-shot, tokens: 437, variants: 12, skew: 1.0}
+          - {per_tenant: policy, tokens: 300}
+          - {unique: clock, tokens: 8, every: request}
+    """
 
     shared: str | None = None
     """Same content in every prompt, in all templates that use this name."""
@@ -135,28 +155,45 @@ class Segment(Strict):
 
 
 class Template(Strict):
-    """A kind of session: how its first prompt is built; the rest defaults to the workload's own settings."""
+    """A kind of session: how its first prompt is built; the rest defaults to the workload's own settings.
+
+    Example:
+        templates:
+          - {name: free, weight: 3, segments: [{shared: system, tokens: 800}, {unique: question, tokens: 60}]}
+          - {name: tuned, lora: adapter-1, segments: [{shared: system, tokens: 800}, {unique: question, tokens: 60}]}
+    """
 
     name: str
     """Group in results."""
     weight: float = Field(1.0, gt=0)
+    """Share of sessions, relative to the other templates'."""
     segments: list[Segment] = Field(min_length=1, max_length=1000)
+    """Parts of the first prompt, in order."""
     turns: Distribution | None = None
+    """Turns of a session; default: the workload's."""
     turn_tokens: Distribution | None = None
+    """Tokens a later turn adds; default: the workload's."""
     output_tokens: Distribution | None = None
+    """Tokens generated; default: the workload's."""
     thinking_tokens: Distribution | None = None
+    """Of these, thinking; default: the workload's."""
     think_time_s: Distribution | None = None
+    """Pause before a later turn, seconds; default: the workload's."""
     cache_salt: str | None = None
     """Namespace; `per_tenant`: each tenant its own."""
     lora: str | None = None
+    """LoRA adapter: a namespace of its own."""
     extra_key: str | None = None
+    """SGLang's extra key: a namespace there, ignored by vLLM."""
     priority: int = Field(0, ge=-(1 << 53), le=1 << 53)
+    """Of its requests, for `scheduling_policy: priority` (smaller first) and `radix_eviction_policy: priority`."""
 
 
 class SessionKnobs(Strict):
     """What all session-like generators share."""
 
     arrivals: Arrivals
+    """When sessions start."""
     requests: int = Field(ge=1, le=MAX_REQUESTS)
     """Number of requests, all turns counted."""
     turns: Distribution = constant(1)
@@ -182,15 +219,26 @@ class SessionKnobs(Strict):
     max_prompt_tokens: int | None = Field(None, ge=1)
     """A session ends before its prompt would grow beyond this."""
     tenants: int = Field(1, ge=1, le=10_000_000)
+    """Number of tenants; each session belongs to one."""
     tenant_skew: float = Field(0.0, ge=0, le=10)
     """Tenant k (from 1) has weight 1 / k^skew."""
 
 
 class SessionsWorkload(SessionKnobs):
-    """Templates of shared and unique segments, and multi-turn sessions that carry their history."""
+    """Templates of shared and unique segments, and multi-turn sessions that carry their history.
+
+    Example:
+        workload:
+          generator: sessions
+          arrivals: {process: poisson, rate_per_s: 4}
+          requests: 2_000
+          templates: [{name: support, segments: [{shared: system, tokens: 1234}, {unique: question, tokens: 80}]}]
+          turns: {geometric: {mean: 4}}
+    """
 
     generator: Literal["sessions"]
     templates: list[Template] = Field(min_length=1, max_length=10_000)
+    """Kinds of sessions, drawn by weight."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:
@@ -206,12 +254,21 @@ class Part(Strict):
     name: str = Field(min_length=1)
     """Its own random streams hang on the name; groups are called NAME/GROUP."""
     workload: WorkloadSpec
+    """Any workload, with its own arrivals."""
 
 
 class MixWorkload(Strict):
-    """Several workloads on one server, in order of arrival. They share no content: adding one changes no other."""
+    """Several workloads on one server, in order of arrival. They share no content: adding one changes no other.
+
+    Example:
+        workload:
+          mix:
+            - {name: chat, workload: {generator: rag, arrivals: {process: poisson, rate_per_s: 2}, requests: 1_000}}
+            - {name: nightly, workload: {generator: scan, arrivals: {process: all_at_once}, requests: 200}}
+    """
 
     mix: list[Part] = Field(min_length=1, max_length=100)
+    """The parts, merged in order of arrival."""
 
     @model_validator(mode="after")
     def _names(self) -> Self:

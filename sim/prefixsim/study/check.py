@@ -43,8 +43,8 @@ class Done:
 def run_job(job: Job) -> Done:
     """Runs one job, in whatever process."""
     from prefixsim.analysis.divergence import divergence_points
-    from prefixsim.pipeline import run_scenario
-    from prefixsim.prepare import Library, rule_of
+    from prefixsim.pipeline.prepare import Library, rule_of
+    from prefixsim.pipeline.run import run_scenario
 
     started = time.perf_counter()
     scenario = load_scenario(job.file, {**job.overrides, "seed": job.seed})

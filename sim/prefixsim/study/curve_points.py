@@ -7,7 +7,7 @@ from typing import Any
 
 from prefixsim.analysis.inputs import Input
 from prefixsim.errors import InputError
-from prefixsim.prepare import Prepared, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
 from prefixsim.scenario.models import family
 from prefixsim.study.explain import Say, ideal, rerun
 

@@ -15,12 +15,12 @@ from prefixsim.analysis.curve_report import SHARES, reached
 from prefixsim.analysis.curves import Curve, curves
 from prefixsim.analysis.divergence import Divergence, divergence_points
 from prefixsim.analysis.inputs import Input
-from prefixsim.analysis.ledger import LEDGER_PARTS, admitted, ledger_by, ledger_totals
+from prefixsim.analysis.ledger import admitted, ledger_by, ledger_totals
 from prefixsim.analysis.memory import cache_memory
 from prefixsim.analysis.segments import Segments
-from prefixsim.pipeline import Run, run_scenario
-from prefixsim.prepare import Library, Prepared, granularity_of, rule_of
-from prefixsim.records import REQ_ADMITTED_NS, REQ_REPLICA, RunRecord
+from prefixsim.pipeline.prepare import Library, Prepared, granularity_of, rule_of
+from prefixsim.pipeline.run import Run, run_scenario
+from prefixsim.records import LEDGER_PARTS, REQ_ADMITTED_NS, REQ_REPLICA, RunRecord
 from prefixsim.scenario.models import Scenario, family
 from prefixsim.workload.table import I64, Workload
 

@@ -71,7 +71,7 @@ def file_sha256(path: str) -> str:
 @cache
 def _library() -> Any:
     """Prepared workloads of this process, shared by its points."""
-    from prefixsim.prepare import Library
+    from prefixsim.pipeline.prepare import Library
 
     return Library(keep=2)
 
@@ -83,7 +83,7 @@ def prepare_workload(job: Job) -> None:
 
 def run_job(job: Job) -> dict[str, Any]:
     """Runs a job and returns its summary, without what differs from run to run."""
-    from prefixsim.pipeline import run_scenario
+    from prefixsim.pipeline.run import run_scenario
 
     done = run_scenario(_scenario(job), library=_library())
     return without_times(done.summary)

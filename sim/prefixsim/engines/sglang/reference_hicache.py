@@ -22,6 +22,8 @@ class HostNode(Node):
 class HostTree(Tree):
     """`Tree` whose nodes may be in host memory, too, or only there."""
 
+    make_node = HostNode
+
     def __init__(
         self,
         n_pages: int,
@@ -88,20 +90,7 @@ class HostTree(Tree):
                 self.now_twice(child)
             node = child
         if at < n:
-            leaf = HostNode(
-                parent=node, pages=list(row[at:n]), end=n, accessed=self.tick(), created=self.tick(),
-                hits=int(n > counted), priority=priority, history=n,
-            )  # fmt: skip
-            leaf.order = leaf.created
-            node.children[row[at]] = leaf
-            self.evictable += n - at
-            self.n_nodes += 1
-            self.peak_nodes = max(self.peak_nodes, self.n_nodes)
-            up: Node | None = node
-            while up is not None and up.history < n:
-                up.history = n
-                up = up.parent
-            node = leaf
+            node = self.new_leaf(node, row, at, n, priority, counted)
         return there, node
 
     def back_up(self, node: Node, counted: int, now: int) -> None:

@@ -8,14 +8,9 @@ from typing import Any
 import numpy as np
 
 from prefixsim.engines.sglang.prepare import heads32, id_ranks
-from prefixsim.engines.sglang.reference import (
-    Cache,
-    Request,
-    Scheduler,
-    SchedulerOptions,
-    run_overlap,
-    run_sequential,
-)
+from prefixsim.engines.sglang.reference_alone import run_overlap, run_sequential
+from prefixsim.engines.sglang.reference_cache import Cache, Request
+from prefixsim.engines.sglang.reference_scheduler import Scheduler, SchedulerOptions
 from prefixsim.engines.sglang.reference_tree import EvictionRule
 from prefixsim.workload.intern import build_chains, build_trie
 from prefixsim.workload.table import Workload

@@ -74,6 +74,8 @@ class Tree:
     """The radix tree and its share of the pool. `available` counts free pages of the whole pool; callers move it for pages
     that requests own. `evictable` and `protected` are pages in unlocked and locked nodes."""
 
+    make_node: type[Node] = Node
+
     def __init__(self, n_pages: int, page_size: int, rule: EvictionRule, *, merge: bool = False) -> None:
         self.page_size = page_size
         self.rule = rule
@@ -132,27 +134,31 @@ class Tree:
         matched = at
         if at < n:
             self.work["insert"] += 1
-            leaf = Node(
-                parent=node,
-                pages=list(row[at:n]),
-                end=n,
-                accessed=self.tick(),
-                created=self.tick(),
-                hits=int(n > counted),
-                priority=priority,
-                history=n,
-            )
-            leaf.order = leaf.created
-            node.children[row[at]] = leaf
-            self.evictable += n - at
-            self.n_nodes += 1
-            self.peak_nodes = max(self.peak_nodes, self.n_nodes)
-            up: Node | None = node
-            while up is not None and up.history < n:
-                up.history = n
-                up = up.parent
-            node = leaf
+            node = self.new_leaf(node, row, at, n, priority, counted)
         return matched, node
+
+    def new_leaf(self, parent: Node, row: Sequence[int], at: int, n: int, priority: int, counted: int) -> Node:
+        """row[at:n] becomes resident as a leaf below `parent`."""
+        leaf = self.make_node(
+            parent=parent,
+            pages=list(row[at:n]),
+            end=n,
+            accessed=self.tick(),
+            created=self.tick(),
+            hits=int(n > counted),
+            priority=priority,
+            history=n,
+        )
+        leaf.order = leaf.created
+        parent.children[row[at]] = leaf
+        self.evictable += n - at
+        self.n_nodes += 1
+        self.peak_nodes = max(self.peak_nodes, self.n_nodes)
+        up: Node | None = parent
+        while up is not None and up.history < n:
+            up.history = n
+            up = up.parent
+        return leaf
 
     def split(self, child: Node, pages: int) -> Node:
         """Cuts `child` after `pages` pages: a new upper node takes its place, `child` stays the lower part."""

@@ -7,7 +7,7 @@ the real engine in every field of the golden cases. The rules are told in docs/v
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from prefixsim.engines.vllm.groups_sequential import replay_sequential
 from prefixsim.engines.vllm.groups_twin import MAX_MODEL_LEN, GroupRules
 from prefixsim.errors import InputError, NotModelledError, Problem, TraceError, nearest
 from prefixsim.workload.intern import ChainIndex, build_chains, build_trie
+from prefixsim.workload.lines import TraceFile
 from prefixsim.workload.table import I32, I64, Source, Workload, make_workload
 
 LAYOUTS = ("swa", "hybrid")
@@ -27,7 +28,9 @@ MODES = ("sequential", "scheduler")
 MAX_BLOCKS = 1 << 24
 """Pools above this many blocks are refused here: a replay lists its whole free queue."""
 
+MAX_PROBLEMS = 20
 _DENSE_BELOW = 1 << 24
+_INT64, _MAX_STEP = 1 << 63, 1 << 53
 _ROW_NEEDS = ("id", "tokens")
 _ROW_KEYS: dict[str, Any] = {
     "id": (str, int),
@@ -184,17 +187,25 @@ def replay_groups(rows: list[dict[str, Any]], config: Mapping[str, Any], *, twin
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Rows of a JSON-lines file as they are, for `replay_groups`. Raises TraceError with file and line."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as fault:
-            raise TraceError(Problem(f"not JSON: {fault}", file=str(path), line=number)) from None
-        if not isinstance(row, dict):
-            raise TraceError(Problem("a row is a JSON object", file=str(path), line=number))
-        rows.append(row)
+    file, rows, number = TraceFile(path), [], 0
+    problems: list[Problem] = []
+    for block in file.blocks():
+        for line in block.splitlines():
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as fault:
+                raise file.error(f"not JSON: {fault!s:.200}", number) from None
+            if not isinstance(row, dict):
+                raise file.error("a row is a JSON object", number)
+            problems += [file.problem(said, number, key) for key, said in _faults(row)]
+            if len(problems) >= MAX_PROBLEMS:
+                raise TraceError(problems)
+            rows.append(row)
+    if problems:
+        raise TraceError(problems)
     return rows
 
 
@@ -202,22 +213,32 @@ def check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Raises InputError with every row (20 at most) that is not a native token row."""
     problems: list[Problem] = []
     for number, row in enumerate(rows, 1):
-        what = f"row {number}" + (f" (id {row['id']!r})" if "id" in row else "")
-        for key, wanted in _ROW_KEYS.items():
-            value = row.get(key)
-            if value is None and key not in _ROW_NEEDS:
-                continue
-            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
-                found = "is missing" if value is None else f"found {str(value)[:40]!r}"
-                problems.append(Problem(f"{what}: {found}; expected {_WORDS[wanted]}", key=key))
-            elif isinstance(value, list) and not all(type(token) is int for token in value):
-                problems.append(Problem(f"{what}: holds something that is not a whole number", key=key))
-            elif key == "tokens" and not value:
-                problems.append(Problem(f"{what}: is empty; a prompt has one token at least", key=key))
-        if len(problems) >= 20:
+        what = f"row {number}" + (f" (id {row['id']!r:.60})" if "id" in row else "")
+        problems += [Problem(f"{what}: {said}", key=key) for key, said in _faults(row)]
+        if len(problems) >= MAX_PROBLEMS:
             break
     if problems:
         raise InputError(problems)
+
+
+def _faults(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) of a row."""
+    for key, wanted in _ROW_KEYS.items():
+        value = row.get(key)
+        if value is None and key not in _ROW_NEEDS:
+            continue
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            found = "is missing" if value is None else f"found {str(value)[:40]!r}"
+            yield key, f"{found}; expected {_WORDS[wanted]}"
+        elif isinstance(value, list) and not all(type(token) is int and -_INT64 <= token < _INT64 for token in value):
+            yield key, "holds something that is not a whole number of 64 bits"
+        elif wanted is int and not (0 if key == "step" else -_MAX_STEP) <= value <= _MAX_STEP:
+            yield (
+                key,
+                f"found {str(value)[:40]}; expected a whole number {'from 0 ' if key == 'step' else ''}up to 2^53",
+            )
+        elif key == "tokens" and not value:
+            yield key, "is empty; a prompt has one token at least"
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Workload:

@@ -229,7 +229,7 @@ def replay_scheduler(
     rows: Sequence[Mapping[str, Any]], cache_rules: GroupRules, rules: SchedulerRules
 ) -> dict[str, Any]:
     """Arrivals by `step`, every step one unit of time; idle time is jumped. Result keys are those of the golden cases."""
-    order = sorted(range(len(rows)), key=lambda i: (int(rows[i].get("step", 0)), i))
+    order = sorted(range(len(rows)), key=lambda i: (int(rows[i].get("step") or 0), i))
     names = ChainNames(cache_rules.block_size)
     jobs: dict[int, Job] = {}
     s = Scheduler(cache_rules, rules)
@@ -238,7 +238,7 @@ def replay_scheduler(
     depth = 2 if rules.async_scheduling else 1
     arrived = 0
     while True:
-        while arrived < len(order) and int(rows[order[arrived]].get("step", 0)) <= s.step:
+        while arrived < len(order) and int(rows[order[arrived]].get("step") or 0) <= s.step:
             row = rows[order[arrived]]
             prompt = len(row["tokens"])
             request = GroupRequest(arrived, prompt, prompt, names.row(row))
@@ -255,7 +255,7 @@ def replay_scheduler(
         if not s.has_requests() and not in_flight:
             if arrived == len(order):
                 break
-            s.step = int(rows[order[arrived]].get("step", 0))
+            s.step = int(rows[order[arrived]].get("step") or 0)
             continue
         if s.step >= rules.max_steps:
             break

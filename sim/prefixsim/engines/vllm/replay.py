@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +130,10 @@ def make_engine(
 def replay(rows: Rows, config: dict[str, Any]) -> dict[str, Any]:
     """Replays native rows (with `step`), or a file of them. `config` has a golden case's keys; so has the result."""
     if config.get("layout", "full") != "full":
-        from prefixsim.engines.vllm.groups import replay_groups
+        from prefixsim.engines.vllm.groups import read_rows, replay_groups
 
         config = {"async_scheduling": False, **config}
-        return replay_groups(_read_rows(rows) if isinstance(rows, str | Path) else rows, config)
+        return replay_groups(read_rows(Path(rows)) if isinstance(rows, str | Path) else rows, config)
     settings = replay_settings(config)
     workload = read_native(Path(rows)) if isinstance(rows, str | Path) else _from_rows(rows)
     engine = make_engine(workload, settings)
@@ -146,10 +145,6 @@ def replay(rows: Rows, config: dict[str, Any]) -> dict[str, Any]:
     cached = engine.blocks[engine.free_queue(), st.B_CHAIN] >= 0
     result["final_free_queue_cached"] = "".join("1" if c else "0" for c in cached)
     return result
-
-
-def _read_rows(path: Path | str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def _from_rows(rows: list[dict[str, Any]]) -> Workload:

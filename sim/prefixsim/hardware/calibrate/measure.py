@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from prefixsim import __version__
 from prefixsim.errors import InputError, MissingExtraError, PrefixsimError, nearest
 from prefixsim.hardware import profiles as pr
 from prefixsim.hardware.calibrate.fit import (
@@ -32,6 +33,7 @@ from prefixsim.hardware.calibrate.fit import (
     prefill_section,
     prefill_us,
 )
+from prefixsim.hardware.calibrate.kept import Kept
 from prefixsim.hardware.calibrate.tables import Table
 from prefixsim.hardware.calibrate.write import number, profile_path, to_yaml, write_text
 from prefixsim.hardware.fitting import F64, Errors, fit_log, held_out
@@ -52,7 +54,8 @@ Note = Callable[[str], None]
 def calibrate_device(
     out: Path, gpu: str | None, name: str | None, device: str, budget_s: float, wanted: list[str] | None, json_: bool
 ) -> None:
-    """The command. Writes the profile and `<name>.raw.csv` beside it, whatever happens after the first row."""
+    """The command. Writes the profile and `<name>.raw.csv` beside it, or, cut short, neither: what is measured by then is
+    kept, and the next calibration goes on from there."""
     torch = _torch()
     from prefixsim.hardware.calibrate.torch_ops import SECTIONS, Timer
 
@@ -70,8 +73,12 @@ def calibrate_device(
     path = profile_path(out, "gpus", name)
     raw = path.with_suffix(".raw.csv")
     clocks = _clocks(torch, device)
-    rows: list[dict[str, Any]] = []
-    done, stop = _measure(Timer(torch, device), SECTIONS, wanted, budget_s, rows, _say)
+    kept = Kept(path, {"device": _device(torch, device), "torch": torch.__version__, "prefixsim": __version__})
+    if said := kept.find():
+        _say(said)
+    chosen = [s for s in SECTIONS if wanted is None or s in wanted]
+    _measure(Timer(torch, device), {s: SECTIONS[s] for s in chosen}, budget_s, kept, _say)
+    rows = [row for section in chosen for row in kept.sections[section]]
     write_text(raw, _csv(rows))
     what = f"measured by: prefixsim calibrate --device {device}; raw rows: {raw.name}; clocks {clocks} -> {_clocks(torch, device)}"
     result = _profile(torch, device, name, base, rows, what)
@@ -79,8 +86,7 @@ def calibrate_device(
         "device": device,
         "raw": str(raw),
         "rows": len(rows),
-        "sections_done": done,
-        "partial": stop is not None,
+        "sections_done": chosen,
     }
     if result is None:
         summary["profile"] = None
@@ -92,11 +98,9 @@ def calibrate_device(
         summary["held_out"] = {
             k: {"n": e.n, "mape_pct": round(e.mape_pct, 2), "p90_pct": round(e.p90_pct, 2)} for k, e in errors.items()
         }
+    if set(kept.sections) <= set(chosen):
+        kept.forget()
     print(json.dumps(summary) if json_ else _text(summary))
-    if isinstance(stop, KeyboardInterrupt):
-        raise stop
-    if stop is not None:
-        raise PrefixsimError(f"{stop}; sections done: {', '.join(done) or 'none'}; raw rows kept in {raw}")
 
 
 def _torch() -> Any:
@@ -111,40 +115,41 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _measure(
-    timer: Any,
-    sections: dict[str, Any],
-    wanted: list[str] | None,
-    budget_s: float,
-    rows: list[dict[str, Any]],
-    say: Note,
-) -> tuple[list[str], BaseException | None]:
-    """Runs the sections within their budgets; returns those done and what cut the run short (None: nothing)."""
-    chosen = [s for s in sections if wanted is None or s in wanted]
-    total = sum(sections[s][0] for s in chosen)
-    done: list[str] = []
-    for section in chosen:
-        share, operator = sections[section]
+def _measure(timer: Any, sections: dict[str, Any], budget_s: float, kept: Kept, say: Note) -> None:
+    """Runs the sections that are not kept yet, within their budgets. Raises what cuts it short, and says how to go on."""
+    total = sum(share for share, _ in sections.values())
+    for section, (share, operator) in sections.items():
+        if section in kept.sections:
+            continue
         limit = time.monotonic() + budget_s * share / total
-        before, cut = len(rows), False
+        rows: list[dict[str, Any]] = []
+        cut = False
         try:
             for row in operator(timer):
                 rows.append(row)
                 if time.monotonic() > limit:
                     cut = True
                     break
-        except KeyboardInterrupt as exc:
-            say(f"{section}: interrupted after {len(rows) - before} rows")
-            return done, exc
-        except Exception as exc:
-            reason = "out of CUDA memory" if "OutOfMemory" in type(exc).__name__ else f"{type(exc).__name__}: {exc}"
-            say(f"{section}: stopped after {len(rows) - before} rows: {reason:.200}")
-            if "OutOfMemory" in type(exc).__name__:
-                timer.torch.cuda.empty_cache()
-            return done, PrefixsimError(f"section {section}: {reason:.300}")
-        say(f"{section}: {len(rows) - before} rows{', cut short by its budget' if cut else ''}")
-        done.append(section)
-    return done, None
+        except BaseException as exc:
+            reason = f"{type(exc).__name__}: {exc}"
+            if isinstance(exc, KeyboardInterrupt):
+                reason = "interrupted"
+            elif "OutOfMemory" in type(exc).__name__:
+                reason = "out of CUDA memory"
+            done = [s for s in sections if s in kept.sections]
+            how = "run it again to go on from there"
+            if done:
+                how += f", or with --sections {','.join(done)} for a profile of these alone"
+            text = (
+                f"section {section}: {reason:.300}; no profile is written; measured so far: "
+                f"{', '.join(done) or 'nothing'} (in {kept.path}): {how}"
+            )
+            if not isinstance(exc, Exception):
+                say(text)
+                raise
+            raise PrefixsimError(text) from None
+        say(f"{section}: {len(rows)} rows{', cut short by its budget' if cut else ''}")
+        kept.add(section, rows)
 
 
 def _base(torch: Any, device: str, gpu: str | None) -> pr.GpuProfile | None:
@@ -161,6 +166,10 @@ def _base(torch: Any, device: str, gpu: str | None) -> pr.GpuProfile | None:
     raise InputError(
         f"{found}: no profile gives its datasheet part: write one (docs/hardware.md) and name it with --gpu"
     )
+
+
+def _device(torch: Any, device: str) -> str:
+    return str(torch.cuda.get_device_name(0)) if device == "cuda" else platform.processor() or platform.machine()
 
 
 def _clocks(torch: Any, device: str) -> str:
@@ -248,7 +257,7 @@ def _profile(
         else f"torch {torch.__version__}, CPU"
     )
     provenance = pr.Provenance(
-        gpu=torch.cuda.get_device_name(0) if device == "cuda" else (platform.processor() or platform.machine()),
+        gpu=_device(torch, device),
         torch=torch.__version__,
         kernel_stack=f"{stack}; SDPA on contiguous KV, not a serving engine's paged kernels",
         note=what,

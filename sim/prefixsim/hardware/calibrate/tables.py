@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixsim.errors import InputError, Problem
+from prefixsim.paths import bounded_lines, open_regular
 
 F64 = npt.NDArray[np.float64]
 S = npt.NDArray[np.str_]
+MAX_ROWS, MAX_CELL, MAX_CHARS = 1_000_000, 100, 1 << 28
 
 COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (("gpu", "backend", "kernel_source", "gemm_dtype"), ("m", "n", "k", "latency_us")),
@@ -73,27 +77,40 @@ def read_table(folder: Path, name: str) -> Table | None:
     if path is None:
         return None
     texts, numbers = COLUMNS[name]
+    wanted = (*texts, *numbers)
+    cells: list[list[str]] = []  # of the wanted columns
+
+    def bad(message: str, line: int, key: str | None = None) -> InputError:
+        return InputError(Problem(message, str(path), line, key=key))
+
     try:
-        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as f:
-            reader = csv.reader(f)
+        with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as f:
+            reader = csv.reader(bounded_lines(path, io.TextIOWrapper(f, "utf-8-sig", newline=""), MAX_CHARS))
             header = next(reader, [])
-            missing = [c for c in (*texts, *numbers) if c not in header]
+            missing = [c for c in wanted if c not in header]
             if missing:
-                raise InputError(Problem(f"missing columns: {', '.join(missing)}", file=str(path), line=1))
-            rows = list(reader)
+                raise bad(f"missing columns: {', '.join(missing)}", 1)
+            places = [header.index(c) for c in wanted]
+            for row in reader:
+                if len(row) < len(header):
+                    raise bad(f"expected {len(header)} columns, found {len(row)}", reader.line_num)
+                if len(cells) == MAX_ROWS:
+                    raise bad(f"more than {MAX_ROWS:,} rows", reader.line_num)
+                cells.append([row[i] for i in places])
+                long = next((c for c, text in zip(texts, cells[-1], strict=False) if len(text) > MAX_CELL), None)
+                if long is not None:
+                    raise bad(f"a text of more than {MAX_CELL} characters", reader.line_num, long)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as exc:
         raise InputError(Problem(f"cannot be read: {exc}", file=str(path))) from None
-    short = next((i for i, row in enumerate(rows) if len(row) < len(header)), None)
-    if short is not None:
-        raise InputError(Problem(f"expected {len(header)} columns, found {len(rows[short])}", str(path), short + 2))
-    number = {c: _numbers(path, c, [row[header.index(c)] for row in rows], zero=c != numbers[-1]) for c in numbers}
-    text = {c: np.array([row[header.index(c)] for row in rows], dtype=np.str_) for c in texts}
-    if not rows:
+    if not cells:
         raise InputError(Problem("has no rows", file=str(path)))
+    columns = dict(zip(wanted, zip(*cells, strict=True), strict=True))
+    number = {c: _numbers(path, c, columns[c], zero=c != numbers[-1]) for c in numbers}
+    text = {c: np.array(columns[c], dtype=np.str_) for c in texts}
     return Table(name, path, text, number)
 
 
-def _numbers(path: Path, column: str, raw: list[str], *, zero: bool) -> F64:
+def _numbers(path: Path, column: str, raw: Sequence[str], *, zero: bool) -> F64:
     try:
         values = np.array(raw, dtype=np.float64)
     except ValueError:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prefixsim.errors import MissingExtraError, TraceError, nearest
+from prefixsim.paths import open_regular, read_regular
 
+MAX_BYTES = 256 << 20
 Encode = Callable[[str], list[int]]
 
 _PIECE = re.compile(r"[^\S\n]?[^\W\d_]{1,9}|\d{1,3}|[^\S\n]?[^\w\s]{1,3}|_+|[^\S\n]+|\n+")
@@ -52,8 +54,10 @@ def load(name: str, base_dir: Path) -> Tokenizer:
         hint = nearest(kind, ["builtin", "tiktoken:FILE", "tokenizers:FILE"])
         raise TraceError(f"unknown tokenizer {name!r}{hint}")
     path = Path(file) if Path(file).is_absolute() else base_dir / file
-    if not path.is_file():
-        raise TraceError(f"{path}: no such tokenizer file")
+    try:
+        open_regular(path).close()
+    except OSError as exc:
+        raise TraceError(f"{path}: no such tokenizer file ({exc.strerror or exc})") from None
     return _tiktoken(path) if kind == "tiktoken" else _tokenizers(path)
 
 
@@ -64,11 +68,17 @@ def _tiktoken(path: Path) -> Tokenizer:
         raise MissingExtraError("the tokenizer tiktoken:FILE", "tokenizers") from None
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     try:
-        lines = (line.split() for line in path.read_bytes().splitlines() if line.strip())
+        lines = [line.split() for line in read_regular(path, MAX_BYTES).splitlines() if line.strip()]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        if len(ranks) < len(lines) or len(set(ranks.values())) < len(lines):
+            raise ValueError("a token or a rank occurs twice")
+        if not all(0 <= rank < 1 << 30 for rank in ranks.values()):
+            raise ValueError("a rank is below 0 or beyond 2^30")
+        if missing := [b for b in range(256) if bytes([b]) not in ranks]:
+            raise ValueError(f"byte {missing[0]} has no token, so not every text could be encoded")
         encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     except Exception as exc:
-        raise TraceError(f"{path}: not a tiktoken file: {exc}") from None
+        raise TraceError(f"{path}: not a tiktoken file: {exc!s:.300}") from None
     return Tokenizer(encoding.encode_ordinary, f"tiktoken ranks of {path.name} ({len(ranks):,} tokens)", True)
 
 
@@ -78,9 +88,9 @@ def _tokenizers(path: Path) -> Tokenizer:
     except ImportError:
         raise MissingExtraError("the tokenizer tokenizers:FILE", "tokenizers") from None
     try:
-        fast = Fast.from_file(str(path))
+        fast = Fast.from_str(read_regular(path, MAX_BYTES).decode())
     except Exception as exc:
-        raise TraceError(f"{path}: not a tokenizer.json: {exc}") from None
+        raise TraceError(f"{path}: not a tokenizer.json: {exc!s:.300}") from None
     size = fast.get_vocab_size()
 
     def encode(text: str) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from prefixsim.engines.resident import latest_of_each, resident_tokens
 from prefixsim.errors import InputError, NotModelledError, OutputError
-from prefixsim.prepare import Prepared, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
 from prefixsim.records import I64, REQ_FINISH_NS, REQ_REPLICA
 from prefixsim.scenario.models import Scenario
 from prefixsim.workload.intern import ChainIndex

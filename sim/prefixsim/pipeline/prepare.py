@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from prefixsim.errors import InputError, Problem, ScenarioError
+from prefixsim.hardware.load import Hardware, load_hardware
 from prefixsim.jit import compile_seconds
 from prefixsim.scenario.models import Scenario, family
 from prefixsim.workload.intern import ChainIndex, NamespaceRule, Trie, build_chains, build_trie, namespaces
@@ -143,6 +144,16 @@ def _adding(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def arrivals_ns(scenario: Scenario, workload: Workload) -> np.ndarray:
     """When requests arrive, int64 (n,) ns: by `arrival`, or by `step` where the clock counts steps."""
     return workload.step if scenario.clock == "steps" else workload.arrival_ns
+
+
+def replica_hardware(scenario: Scenario) -> list[Hardware | None]:
+    """The hardware of each replica."""
+    out: list[Hardware | None] = []
+    for group in scenario.replica_groups:
+        spec = group.hardware or scenario.hardware
+        hw = None if spec is None else load_hardware(spec, base_dir=scenario.base_dir)
+        out += [hw] * group.count
+    return out
 
 
 def rule_of(engine: Any) -> NamespaceRule:

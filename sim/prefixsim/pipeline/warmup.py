@@ -30,7 +30,7 @@ engines:
 
 def warm(folder: Path, say: Callable[[str], None]) -> None:
     """Runs the tiny scenarios; files go to `folder`."""
-    from prefixsim.pipeline import run_scenario
+    from prefixsim.pipeline.run import run_scenario
 
     rows = [{"id": f"r{i}", "arrival": i / 10, "tokens": [*range(40), i], "output_tokens": [i, 1, 2]} for i in range(8)]
     (folder / "native.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -20,7 +20,7 @@ from prefixsim.analysis.warm_rule import WarmPart, warm_part
 from prefixsim.engines.contract import Engine, Progress
 from prefixsim.errors import ScenarioError
 from prefixsim.fleet.routers.base import Router, View
-from prefixsim.prepare import Prepared, arrivals_ns
+from prefixsim.pipeline.prepare import Prepared, arrivals_ns
 from prefixsim.records import (
     I64,
     NEVER,
