@@ -47,6 +47,8 @@ from prefixsim.engines.sglang.state import (
     S_TLRU_ESTIMATE,
     S_TLRU_THRESHOLD,
     S_W_EVICT,
+    S_W_EVICT_CALLS,
+    S_W_EVICT_LEAVES,
     S_W_INSERT,
     S_W_MATCH,
     S_W_MERGE,
@@ -148,6 +150,15 @@ class TreeMachine(RuleBasedStateMachine):
         rule_ = EvictionRule(policy, threshold=9, next_prompt_estimate=3)
         self.tree = Tree(pages, 1, rule_, merge=merge)
         self.locked: list[tuple[int, int, Any]] = []
+        self.evictions = [0, 0]
+
+    def room(self, pages: int) -> None:
+        """Evicts in both; what looking for victims costs the host is counted where there are too few free pages."""
+        if self.tree.available < pages:
+            leaves = sum(not x.children and x.locks == 0 for x in self.tree.nodes())
+            self.evictions = [self.evictions[0] + 1, self.evictions[1] + leaves]
+        make_room(*self.arenas.tree_args()[:4], pages)
+        self.tree.make_room(pages)
 
     @rule(row=hs.integers(0, 23), n=hs.integers(0, 25))
     def look_up(self, row: int, n: int) -> None:
@@ -172,8 +183,7 @@ class TreeMachine(RuleBasedStateMachine):
     def put(self, row: int, n: int, priority: int, counted: int) -> None:
         """Inserts, the new pages taken from the pool first, as a request would."""
         a = self.arenas
-        make_room(*a.tree_args()[:4], n)
-        self.tree.make_room(n)
+        self.room(n)
         if self.tree.available < n:
             return
         matched, node = insert(*a.tree_args(), ROOT, row, n, priority, counted)
@@ -190,8 +200,7 @@ class TreeMachine(RuleBasedStateMachine):
         a = self.arenas
         start, row, _ = data.draw(hs.sampled_from(self.locked))
         n = max(1, min(24, int(a.nodes[start, N_END]) + more))
-        make_room(*a.tree_args()[:4], n)
-        self.tree.make_room(n)
+        self.room(n)
         if self.tree.available < n:
             return
         matched, node = insert(*a.tree_args(), start, row, n, priority, counted)
@@ -218,10 +227,11 @@ class TreeMachine(RuleBasedStateMachine):
         unlock(a.scalars, a.nodes, a.heap, node)
         self.tree.unlock(twin)
 
-    @rule(pages=hs.integers(0, 150))
-    def evict(self, pages: int) -> None:
-        make_room(*self.arenas.tree_args()[:4], pages)
-        self.tree.make_room(pages)
+    @rule(pages=hs.integers(0, 150), exactly=hs.booleans())
+    def evict(self, pages: int, exactly: bool) -> None:
+        if exactly:
+            pages = self.tree.available + pages % 2
+        self.room(pages)
 
     @invariant()
     def same(self) -> None:
@@ -238,6 +248,7 @@ class TreeMachine(RuleBasedStateMachine):
         t.check(0)
         assert s[S_PEAK_NODES] == s[S_NEXT_NODE] - 1 == t.peak_nodes, "freed nodes are used again"
         assert s[[S_W_MATCH, S_W_INSERT, S_W_SPLIT, S_W_EVICT, S_W_MERGE]].tolist() == list(t.work.values())
+        assert s[[S_W_EVICT_CALLS, S_W_EVICT_LEAVES]].tolist() == self.evictions
         live = [x for x in self.arenas.table[:, 1].tolist() if x != NIL]
         firsts = nodes[live, N_FIRST].tolist()
         twins = {x.pages[0]: x for x in t.nodes()}
