@@ -9,7 +9,6 @@ import hypothesis.strategies as hs
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prefixsim.engines.sglang.arenas import Arenas
 from prefixsim.engines.sglang.reference_cache import OutOfMemoryError
@@ -119,27 +118,20 @@ def test_kernel_invariants(data: hs.DataObject) -> None:
         pytest.fail("does not end")
 
 
-class TreeMachine(RuleBasedStateMachine):
-    """Tree operations in any order on kernels and twin side by side. Keys are tokens of {0, 1} at page size 1, rows share
-    stems of any length."""
+class Both:
+    """Each tree operation on kernels and twin. Keys are tokens of {0, 1, 2} at page size 1, rows share stems of any length."""
 
-    @initialize(
-        seed=hs.integers(0, 2**32 - 1),
-        policy=hs.sampled_from(POLICIES),
-        merge=hs.booleans(),
-        pages=hs.sampled_from([30, 60, 150]),
-    )
-    def start(self, seed: int, policy: str, merge: bool, pages: int) -> None:
-        rng = random.Random(seed)
+    def __init__(self, policy: str, rng: random.Random) -> None:
         tokens: list[list[int]] = []
         for _ in range(24):
             stem = rng.choice(tokens)[: rng.randint(0, 22)] if tokens else []
-            tokens.append(stem + [rng.randrange(2) for _ in range(24 - len(stem))])
+            tokens.append(stem + [rng.randrange(3) for _ in range(24 - len(stem))])
         rows = [
             {"id": str(i), "step": 0, "tokens": row, "output_tokens": [0], "priority": 0}
             for i, row in enumerate(tokens)
         ]
         chains = build_chains(build_trie(workload_of(rows), "sglang"), 1)
+        pages, merge = rng.choice([30, 60, 150]), rng.random() < 0.5
         self.arenas = Arenas(pages, chains, dfs=False, keep_commits=False)
         s = self.arenas.scalars
         s[[S_PAGE, S_PROTECTED_THRESHOLD, S_TLRU_THRESHOLD, S_TLRU_ESTIMATE]] = 1, 2, 9, 3
@@ -147,8 +139,7 @@ class TreeMachine(RuleBasedStateMachine):
         s[[S_PAGES, S_AVAILABLE]] = pages
         offsets, ids = chains.expand()
         self.rows = [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(24)]
-        rule_ = EvictionRule(policy, threshold=9, next_prompt_estimate=3)
-        self.tree = Tree(pages, 1, rule_, merge=merge)
+        self.tree = Tree(pages, 1, EvictionRule(policy, threshold=9, next_prompt_estimate=3), merge=merge)
         self.locked: list[tuple[int, int, Any]] = []
         self.evictions = [0, 0]
 
@@ -160,7 +151,6 @@ class TreeMachine(RuleBasedStateMachine):
         make_room(*self.arenas.tree_args()[:4], pages)
         self.tree.make_room(pages)
 
-    @rule(row=hs.integers(0, 23), n=hs.integers(0, 25))
     def look_up(self, row: int, n: int) -> None:
         assert peek(self.arenas.nodes, self.arenas.table, *self.arenas.tree_args()[4:], row, n) == self.known(row, n)
         node = match(*self.arenas.tree_args(), row, n)
@@ -179,7 +169,6 @@ class TreeMachine(RuleBasedStateMachine):
                 break
         return at
 
-    @rule(row=hs.integers(0, 23), n=hs.integers(1, 25), priority=hs.integers(0, 2), counted=hs.integers(0, 30))
     def put(self, row: int, n: int, priority: int, counted: int) -> None:
         """Inserts, the new pages taken from the pool first, as a request would."""
         a = self.arenas
@@ -193,12 +182,10 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.available -= n - want
         assert matched == want
 
-    @precondition(lambda self: self.locked)
-    @rule(data=hs.data(), more=hs.integers(0, 24), priority=hs.integers(0, 2), counted=hs.integers(0, 30))
-    def grow(self, data: hs.DataObject, more: int, priority: int, counted: int) -> None:
+    def grow(self, which: int, more: int, priority: int, counted: int) -> None:
         """As `put`, from the node that a request holds on."""
         a = self.arenas
-        start, row, _ = data.draw(hs.sampled_from(self.locked))
+        start, row, _ = self.locked[which]
         n = max(1, min(24, int(a.nodes[start, N_END]) + more))
         self.room(n)
         if self.tree.available < n:
@@ -210,7 +197,6 @@ class TreeMachine(RuleBasedStateMachine):
         a.scalars[S_AVAILABLE] -= n - matched
         self.tree.available -= n - want
 
-    @rule(row=hs.integers(0, 23), n=hs.integers(1, 25))
     def hold(self, row: int, n: int) -> None:
         a = self.arenas
         node = match(*a.tree_args(), row, n)
@@ -219,24 +205,13 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.lock(twin)
         self.locked.append((node, row, twin))
 
-    @precondition(lambda self: self.locked)
-    @rule(data=hs.data())
-    def let_go(self, data: hs.DataObject) -> None:
+    def let_go(self, which: int) -> None:
         a = self.arenas
-        node, _, twin = self.locked.pop(data.draw(hs.integers(0, len(self.locked) - 1)))
+        node, _, twin = self.locked.pop(which)
         unlock(a.scalars, a.nodes, a.heap, node)
         self.tree.unlock(twin)
 
-    @rule(pages=hs.integers(0, 150), exactly=hs.booleans())
-    def evict(self, pages: int, exactly: bool) -> None:
-        if exactly:
-            pages = self.tree.available + pages % 2
-        self.room(pages)
-
-    @invariant()
     def same(self) -> None:
-        if not hasattr(self, "tree"):
-            return
         s, nodes, t = self.arenas.scalars, self.arenas.nodes, self.tree
         assert (s[S_NODES], s[S_AVAILABLE], s[S_EVICTABLE], s[S_PROTECTED], s[S_EVICTED]) == (
             t.n_nodes,
@@ -268,5 +243,28 @@ class TreeMachine(RuleBasedStateMachine):
             )
 
 
-TreeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
-TestTree = TreeMachine.TestCase
+@pytest.mark.parametrize("policy", POLICIES)
+@given(seed=hs.integers(0, 2**32 - 1))
+@settings(max_examples=8)
+def test_tree_equals_twin(policy: str, seed: int) -> None:
+    """Long random walks, everything compared after each operation."""
+    rng = random.Random(seed)
+    both = Both(policy, rng)
+    for _ in range(60):
+        row, n, priority, counted = rng.randrange(24), rng.randint(1, 24), rng.randrange(3), rng.randint(0, 30)
+        what = rng.choice(["look_up", "put", "put", "put", "hold", "let_go", "grow", "evict"])
+        if what == "look_up":
+            both.look_up(row, rng.choice([0, n]))
+        elif what == "put":
+            both.put(row, n, priority, counted)
+        elif what == "hold":
+            both.hold(row, n)
+        elif what == "evict":
+            both.room(rng.choice([both.tree.available, both.tree.available + 1, 5 * n]))
+        elif both.locked:
+            which = rng.randrange(len(both.locked))
+            if what == "grow":
+                both.grow(which, rng.randint(0, 12), priority, counted)
+            else:
+                both.let_go(which)
+        both.same()
