@@ -66,6 +66,18 @@ def by_tokens(requests: list) -> Workload:
     )
 
 
+def spaces(w: Workload, rule: str) -> list[int]:
+    """Namespaces by their definition: equal numbers exactly where the engine would share."""
+    texts = [w.extra_key_names[e] + w.lora_names[a] for e, a in zip(w.extra_key, w.lora, strict=True)]
+    keys = {
+        "none": [0] * w.n,
+        "vllm": list(zip(w.lora, w.salt, strict=True)),
+        "sglang": list(zip(texts, w.salt, strict=True)),
+    }
+    seen: dict = {}
+    return [seen.setdefault(key, len(seen)) for key in keys[rule]]
+
+
 def sequence(w: Workload, r: int) -> list:
     """Atoms of a request, prompt and output."""
     prompt, output = reference.atoms_of(w, r)
@@ -78,17 +90,20 @@ def chain_rows(w: Workload, rule: str, g: int) -> list[list[int]]:
     return [ids[a:b].tolist() for a, b in pairwise(offset)]
 
 
-@given(st.lists(request, min_size=1, max_size=8), st.sampled_from(["vllm", "none"]), st.integers(1, 5))
+@given(st.lists(request, min_size=1, max_size=8), st.sampled_from(["vllm", "sglang", "none"]), st.integers(1, 5))
 @settings(max_examples=300)
 def test_chain_ids_are_equal_exactly_where_prefixes_are(requests, rule, g):
     w = workload(requests)
-    expected = reference.chain_rows(w, namespaces(w, rule), g)
+    assert reference.same_partition(namespaces(w, rule).tolist(), spaces(w, rule))
+    expected = reference.chain_rows(w, spaces(w, rule), g)
     found = chain_rows(w, rule, g)
     assert [len(row) for row in found] == [len(row) for row in expected]
     flat = [x for row in found for x in row]
     assert reference.same_partition(flat, [x for row in expected for x in row])
     chains = build_chains(build_trie(w, rule), g)
     assert sorted(set(flat)) == list(range(chains.n_chains))  # dense
+    for row, a, b in zip(found, chains.run_offset, chains.run_offset[1:], strict=False):  # runs are as long as can be
+        assert b - a == sum(y != x + 1 for x, y in pairwise([-2, *row]))
 
 
 @given(st.lists(st.tuples(atoms, atoms, st.integers(0, 1), st.just(0)), min_size=1, max_size=6), st.integers(1, 4))
@@ -134,6 +149,25 @@ def test_runs_outgrow_their_first_room():
     w = workload(requests)
     twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), namespaces(w, "vllm"))
     assert reference.rows_written_out(build_trie(w, "vllm")) == twin["rows"]
+
+
+def test_rows_below_one_block_have_no_chains():
+    w = workload([([(0, 3)], 1, 0, 0), ([(0, 2)], [(1, 2)], 0, 0)])
+    chains = build_chains(build_trie(w, "vllm"), 5)
+    offset, ids = chains.expand()
+    assert (chains.n_chains, offset.tolist(), ids.tolist()) == (0, [0, 0, 0], [])
+
+
+def test_single_tokens_with_unknown_outputs():
+    """No lengths are kept where every atom is one token; an output nobody knows is then one longer piece."""
+    w = make_workload(
+        source=Source(kind="test"), prompt_tokens=[3, 3], output_tokens=[4, 2], atom_offset=[0, 3, 8],
+        prompt_atoms=[3, 3], atom_id=[5, 6, 7, 5, 6, 7, 8, 9], atom_tokens=None,
+    )  # fmt: skip
+    assert chain_rows(w, "vllm", 3) == [[0, 1], [0]]
+    first, second = chain_rows(w, "vllm", 1)
+    assert first[:3] == second[:3]
+    assert not set(first[3:]) & set(second[3:])
 
 
 def test_sglang_joins_extra_key_and_lora_as_text():
