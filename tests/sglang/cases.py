@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,34 +59,59 @@ def native_rows(draw: hs.DrawFn, most: int = 14, tokens: int = 3, length: int = 
     return rows
 
 
-@hs.composite
-def golden_configs(draw: hs.DrawFn, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A config that fits the rows, tight or roomy."""
-    page = draw(hs.sampled_from([1, 1, 2, 3, 5, 16]))
-    need = max(len(r["tokens"]) + len(r["output_tokens"]) for r in rows)
-    mode = draw(hs.sampled_from(["sequential", "overlap", "scheduler", "scheduler"]))
+def random_case(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(rows, golden config) of a seed: few different tokens, much repeated; any option; pools from too small to roomy."""
+    rng = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    step = 0
+    crowded = rng.random() < 0.01  # more waiting than are looked up
+    for i in range(rng.randint(140, 170) if crowded else rng.randint(1, 12)):
+        base: list[int] = []
+        if rows and rng.random() < 0.6:
+            other = rng.choice(rows)
+            whole = other["tokens"] + other["output_tokens"]
+            base = whole[: rng.randint(1, len(whole))]
+        step += 0 if crowded else rng.choice([0, 0, 1, 3])
+        rows.append(
+            {
+                "id": f"{rng.choice('xyz')}{i}",
+                "step": step,
+                "tokens": (base + [rng.randrange(3) for _ in range(rng.randint(not base, 40))])[:90],
+                "output_tokens": [rng.randrange(3) for _ in range(rng.randint(1, 3 if crowded else 25))],
+                "cache_salt": rng.choice(["", "", "", "s"]),
+                "priority": rng.randrange(3),
+            }
+        )
+    page = rng.choice([1, 1, 2, 3, 5, 16])
+    need = -(-max(len(r["tokens"]) + len(r["output_tokens"]) for r in rows) // page)
+    mode = rng.choice(["sequential", "overlap", "scheduler", "scheduler", "scheduler"])
     config: dict[str, Any] = {
         "mode": mode,
         "page_size": page,
-        "radix_eviction_policy": draw(hs.sampled_from(POLICIES)),
-        "max_total_tokens": (need // page + 3) * page * draw(hs.sampled_from([1, 1, 2, 4])),
-        "merge_single_child_parents": draw(hs.booleans()),
+        "radix_eviction_policy": rng.choice(["lru", *POLICIES]),
+        "max_total_tokens": (need + 3) * page * rng.choice([1, 1, 2, 4]),
+        "merge_single_child_parents": rng.random() < 0.5,
+        "disable_radix_cache": rng.random() < 0.1,
     }
     if config["radix_eviction_policy"] == "tlru":
-        config["radix_eviction_policy_config"] = {"threshold": draw(hs.integers(0, 40)), "next_prompt_estimate": 3}
+        config["radix_eviction_policy_config"] = {"threshold": rng.randint(0, 40), "next_prompt_estimate": 3}
+    if config["radix_eviction_policy"] == "slru":
+        config["radix_eviction_policy_config"] = {"protected_threshold": rng.randint(1, 4)}
     if mode == "overlap":
-        config["width"] = draw(hs.integers(1, 3))
+        config["width"] = rng.randint(1, 3)
         config["max_total_tokens"] *= 4
     if mode == "scheduler":
+        if rng.random() < 0.3:
+            config["max_total_tokens"] = rng.randint(max(1, need // 3), need + 3) * page
         config |= {
-            "schedule_policy": draw(hs.sampled_from(SCHEDULES)),
-            "max_running_requests": draw(hs.sampled_from([1, 2, 8])),
-            "chunked_prefill_size": draw(hs.sampled_from([-1, page, 2 * page + 1, 32])),
-            "max_prefill_tokens": draw(hs.sampled_from([20, 16384])),
-            "schedule_conservativeness": draw(hs.sampled_from([0.1, 0.3, 1.0])),
-            "overlap_schedule": draw(hs.booleans()),
+            "schedule_policy": rng.choice(SCHEDULES[:-1] if config["disable_radix_cache"] else SCHEDULES),
+            "max_running_requests": rng.choice([1, 2, 8]),
+            "chunked_prefill_size": rng.choice([-1, page, 2 * page + 1, 32]),
+            "max_prefill_tokens": rng.choice([20, 16384]),
+            "schedule_conservativeness": rng.choice([0.01, 0.1, 0.3, 1.0]),
+            "overlap_schedule": rng.random() < 0.6,
         }
-    return config
+    return rows, config
 
 
 def workload_of(rows: list[dict[str, Any]], **columns: Any) -> Workload:

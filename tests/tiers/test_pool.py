@@ -218,4 +218,4 @@ def test_link_durations_do_not_drift(blocks: int) -> None:
     """Durations are rounded once a transfer, not once a block."""
     slow = HostTier(bytes_per_token=1, in_bytes_per_s=3e9, out_bytes_per_s=3e9)
     a = TierArrays.of_blocks(slow, 1, 1, 1, 0, 0)
-    assert transfer_in(a.tier, 0, blocks) == -(-blocks * 333 // 1000)
+    assert transfer_in(a.tier, 0, blocks) == TwinLink(slow.in_ps(1), 0).transfer(0, blocks) == -(-blocks * 333 // 1000)

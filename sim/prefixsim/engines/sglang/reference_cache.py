@@ -49,7 +49,6 @@ class Request:
     chunks: int = 0
     evicted: int = 0
     admitted: bool = True
-    aborted: bool = False
 
     @property
     def length(self) -> int:

@@ -297,7 +297,7 @@ class Scheduler:
             r = keep.pop()
             self.drop(r, 0)
             r.outputs = r.made
-            r.aborted = True
+            r.admitted = False
         self.running = keep
         made, allowed = sum(r.made for r in keep), sum(r.max_new for r in keep)
         self.ratio = min(1.0, (made + RETRACT_TOKENS * len(keep)) / (allowed + 1))
