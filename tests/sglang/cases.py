@@ -11,6 +11,7 @@ from hypothesis import strategies as hs
 
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.sglang import state as st
+from prefixsim.engines.sglang.arenas import Arenas
 from prefixsim.engines.sglang.engine import SglangEngine, build
 from prefixsim.hardware.step_kernels import (
     C_DEC_KV_HEADS,
@@ -155,6 +156,21 @@ def live_nodes(engine: SglangEngine) -> Iterator[int]:
     return iter(table[table[:, 1] != st.NIL, 1].tolist())
 
 
+def check_heap(a: Arenas, live: list[int]) -> None:
+    """The heap holds exactly the unlocked leaves, each below one that goes before it, and knows where each is."""
+    s, nodes = a.scalars, a.nodes
+    leaves = {x for x in live if nodes[x, st.N_LOCKS] == 0 and nodes[x, st.N_CHILDREN] == 0}
+    heap = a.heap[: 3 * s[st.S_LEAVES]].reshape(-1, 3)
+    places = a.heap[3 * (a.heap.shape[0] // 4) :]
+    assert {x for x in live if nodes[x, st.N_HEAP] != st.NIL} == leaves
+    assert set(heap[:, 2].tolist()) == leaves
+    for at, (key, access, x) in enumerate(heap.tolist()):
+        assert places[x] == at
+        assert access == nodes[x, st.N_ACCESS]
+        up = (at - 1) >> 2
+        assert at == 0 or (heap[up, 0], heap[up, 1]) < (key, access)
+
+
 def check_arrays(engine: SglangEngine) -> None:
     """Invariants of tree, heap and pool, from the arrays alone."""
     a = engine.arenas
@@ -184,16 +200,7 @@ def check_arrays(engine: SglangEngine) -> None:
         below = children.get(parent, [])
         assert nodes[parent, st.N_CHILDREN] == len(below)
         assert nodes[parent, st.N_CHILD_SUM] == sum(below)
-    leaves = {x for x in live if nodes[x, st.N_LOCKS] == 0 and x not in children}
-    heap = a.heap[: 3 * s[st.S_LEAVES]].reshape(-1, 3)
-    places = a.heap[3 * (a.heap.shape[0] // 4) :]
-    assert {x for x in live if nodes[x, st.N_HEAP] != st.NIL} == leaves
-    assert set(heap[:, 2].tolist()) == leaves, "the heap holds exactly the unlocked leaves"
-    for at, (key, access, x) in enumerate(heap.tolist()):
-        assert places[x] == at
-        assert access == nodes[x, st.N_ACCESS]
-        up = (at - 1) >> 2
-        assert at == 0 or (heap[up, 0], heap[up, 1]) < (key, access)
+    check_heap(a, live)
     used = sum(
         -(-int(a.slots[r, st.R_COMMITTED]) // engine.granularity) - int(a.slots[r, st.R_PROTECTED])
         for r in holders(engine)

@@ -20,7 +20,6 @@ from prefixsim.engines.sglang.state import (
     N_CREATED,
     N_END,
     N_FIRST,
-    N_HEAP,
     N_HISTORY,
     N_HITS,
     N_LOCKS,
@@ -56,7 +55,7 @@ from prefixsim.engines.sglang.tree_kernels import insert, lock, make_room, match
 from prefixsim.records import NEVER
 from prefixsim.workload.intern import build_chains, build_trie
 
-from .cases import check_arrays, random_case, workload_of
+from .cases import check_arrays, check_heap, random_case, workload_of
 
 
 @given(hs.integers(0, 2**32 - 1))
@@ -216,7 +215,7 @@ class Both:
             got = nodes[x, [N_END, N_HITS, N_PRIORITY, N_LOCKS, N_CHILDREN]].tolist()
             assert got == [twin.end, twin.hits, twin.priority, twin.locks, len(twin.children)]
             assert t.rule.policy != "tlru" or nodes[x, N_HISTORY] == twin.history
-            assert (nodes[x, N_HEAP] != NIL) == (not twin.children and twin.locks == 0)
+        check_heap(self.arenas, live)
         for column, name in ((N_ACCESS, "accessed"), (N_CREATED, "created"), (N_ORDER, "order")):
             ours, theirs = nodes[live, column], [getattr(twins[first], name) for first in firsts]
             assert (

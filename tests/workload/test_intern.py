@@ -142,13 +142,19 @@ def test_pieces_of_one_id_are_equal_or_disjoint():
     assert rows[2][:2] == rows[0][:2]
 
 
-def test_runs_outgrow_their_first_room():
-    """Rows that hop between many branches need more runs than were reserved."""
+def test_rows_that_hop_between_many_branches():
+    """They need more runs than were reserved; and runs of blocks that go on are joined where elements' runs don't."""
     rng = np.random.default_rng(1)
     requests = [([(int(i), 1) for i in rng.integers(0, 3, 40)], 1, 0, 0) for _ in range(300)]
     w = workload(requests)
     twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), namespaces(w, "vllm"))
-    assert reference.rows_written_out(build_trie(w, "vllm")) == twin["rows"]
+    trie = build_trie(w, "vllm")
+    assert reference.rows_written_out(trie) == twin["rows"]
+    for g in (2, 3, 5):
+        found, chains = chain_rows(w, "vllm", g), build_chains(trie, g)
+        expected = reference.chain_rows(w, [0] * w.n, g)
+        assert reference.same_partition([x for row in found for x in row], [x for row in expected for x in row])
+        assert chains.run_start.shape[0] == sum(y != x + 1 for row in found for x, y in pairwise([-2, *row]))
 
 
 def test_rows_below_one_block_have_no_chains():
