@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -35,7 +36,36 @@ def cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "prefixsim"
     except RuntimeError:  # no home at all
-        return Path(os.environ.get("TMPDIR", "/tmp")) / f"prefixsim-cache-{os.getuid()}"
+        return _spare()
+
+
+def _spare() -> Path:
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"prefixsim-cache-{os.geteuid()}"
+
+
+def own_folder(*parts: str) -> Path | None:
+    """A folder of these names in the user's cache folder, or else below $TMPDIR; made where it is absent.
+
+    Nobody but this user (and root) can write to it or put another one in its place: what lies in it may be trusted. None
+    where there is no such folder.
+    """
+    for root in dict.fromkeys((cache_dir(), _spare())):
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            folder = root
+            for part in ("", *parts):
+                folder = folder / part
+                folder.mkdir(mode=0o700, exist_ok=True)
+                about = folder.stat() if folder == root else folder.lstat()
+                open_to_others = about.st_mode & 0o022 and not (folder == root and about.st_mode & stat.S_ISVTX)
+                if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (0, os.geteuid()) or open_to_others:
+                    raise OSError(errno.EPERM, "others can write to it", str(folder))
+            if folder.lstat().st_uid == os.geteuid():
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+        except OSError:
+            continue
+    return None
 
 
 def open_regular(path: str | Path) -> BufferedReader:
