@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -31,11 +32,19 @@ def check(
     github: bool | None = typer.Option(
         None, "--github/--no-github", help="Print GitHub annotations. Default: where GITHUB_ACTIONS is true."
     ),
+    metrics: bool = typer.Option(
+        False,
+        "--metrics",
+        help="Run each scenario once and print every metric that `expect:` may name, with its value.",
+    ),
     set_: list[str] = typer.Option([], "--set", help="KEY=VALUE: overrides a key in every scenario."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress."),
 ) -> None:
-    """Tests the `expect:` entries of scenarios, and a baseline. Exit 0: all held; 1: one failed; 2: one could not run."""
+    """Tests the `expect:` entries of scenarios, and a baseline. Exit 0: all held; 1: one failed; 2: one could not run.
+
+    A variant under `also:` is run where it has an `expect:` of its own, and counts as a scenario NAME-VARIANT.
+    """
     import json
     import os
 
@@ -50,6 +59,11 @@ def check(
 
     if update_baseline and baseline is None:
         raise InputError("--update-baseline needs --baseline FILE")
+    if metrics:
+        if baseline is not None or junit is not None or markdown is not None:
+            raise InputError("--metrics compares nothing: leave --baseline, --junit and --markdown out")
+        _list_metrics(scenarios, dict(parse_override(o) for o in set_), json_)
+        return
     known = None
     if baseline is not None:
         known = read_baseline(baseline) if not update_baseline or baseline.exists() else Baseline()
@@ -77,3 +91,21 @@ def check(
         write_baseline(baseline, Baseline(scenarios={**known.scenarios, **entries}))
         typer.echo(f"{baseline}: {len(entries)} scenario(s) written", err=True)
     raise typer.Exit(EXIT_COULD_NOT_RUN if broken else EXIT_CHECK_FAILED if failed else EXIT_OK)
+
+
+def _list_metrics(files: list[str], overrides: dict[str, Any], json_: bool) -> None:
+    import json
+
+    from prefixsim.study.baseline import number, spelt
+    from prefixsim.study.check import all_metrics
+
+    found = {file: all_metrics(file, overrides) for file in files}
+    if json_:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    for file, values in found.items():
+        if len(files) > 1:
+            typer.echo(file)
+        width = max(map(len, values))
+        for name, value in values.items():
+            typer.echo(f"{name:<{width}}  {spelt(value) if isinstance(value, bool) else number(value)}")
