@@ -62,6 +62,7 @@ def shown(e: Errors) -> str:
 def steps() -> list[str]:
     out = [
         STEPS,
+        "",
         row("GPU", "steps", "all", "shapes mostly held out", "bias", "prefill TP 1, 2, 4, 8", "decode TP 1, 2, 4, 8"),
     ]
     out.append(row(*["---"] * 7))
@@ -202,7 +203,9 @@ STEPS = """
 
 The time of a layer (four GEMMs, attention, two all-reduces from TP 2), each part a row of the operator tables, against the
 formula. The models are all that the tables' shapes allow; Llama's own shapes are not in the tables. "Mostly held out": at
-least two of the four GEMM shapes were never seen by the fit. Prefill without past KV; bf16."""
+least two of the four GEMM shapes were never seen by the fit. Prefill without past KV; bf16. Left out: steps with a row that may
+have been read from the GPU's cache (L40S: its tables read small weights and KV at up to 2.7 times the memory's peak, which no
+serving engine can, since a step passes all layers through the cache)."""
 KERNELS = """
 ## Single kernels
 
@@ -258,8 +261,8 @@ TAIL = """
   (4000 tokens and 500 to 2000 answers).
 - **SGLang mixed chunks** (`--enable-mixed-chunk`) are not modelled: the option is refused.
 - **FP8 GEMMs** are fitted where m is a multiple of 16; other m take up to twice as long in the tables (CUTLASS).
-- **L40S**: its tables read matrices and KV that fit the 96 MB cache; kernels below that size are faster there than in
-  serving, and the fit lies between.
+- **L40S**: rows that read at most 21 MB of weights or 67 MB of KV were not fitted (cached, see above): kernels that small
+  are extrapolated from larger ones. Block-scaled FP8 GEMMs are off by 25 %.
 - **B200 prefill and small decode batches**: kernels change with shape; single-kernel errors are 10 to 15 %.
 - **CUDA graphs' memory** is counted as zero unless given: vLLM subtracts its own estimate since 0.21, and no log with it is
   public.
