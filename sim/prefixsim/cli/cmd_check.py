@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from prefixsim.errors import EXIT_CHECK_FAILED, EXIT_COULD_NOT_RUN, EXIT_OK, InputError
+from prefixsim.errors import EXIT_CHECK_FAILED, EXIT_COULD_NOT_RUN, EXIT_OK, InputError, OutputError
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +49,7 @@ def check(
     import os
 
     from prefixsim.cli.progress import progress
+    from prefixsim.paths import write_whole
     from prefixsim.report import checks
     from prefixsim.report.github import github_annotations
     from prefixsim.report.junit import junit_xml
@@ -76,16 +77,19 @@ def check(
             workers=workers,
             say=say,
         )
-    if junit is not None:
-        junit.write_text(junit_xml(results), encoding="utf-8", errors="backslashreplace")
-    if markdown is not None:
-        with markdown.open("a", encoding="utf-8", errors="backslashreplace") as f:
-            f.write(markdown_text(results))
     typer.echo(json.dumps(checks.as_dict(results), indent=1) if json_ else checks.text(results))
     if github if github is not None else os.environ.get("GITHUB_ACTIONS") == "true":
         lines = github_annotations(results)
         if lines:
             typer.echo(lines, err=json_)
+    if junit is not None:
+        write_whole(junit, junit_xml(results))
+    if markdown is not None:
+        try:
+            with markdown.open("a", encoding="utf-8", errors="backslashreplace") as f:
+                f.write(markdown_text(results))
+        except OSError as exc:
+            raise OutputError(f"{markdown}: could not be written: {exc.strerror or exc}") from None
     _, failed, broken = checks.counts(results)
     if update_baseline and baseline is not None and known is not None and not broken:
         write_baseline(baseline, Baseline(scenarios={**known.scenarios, **entries}))
