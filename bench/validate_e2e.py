@@ -2,24 +2,24 @@
 
     python bench/validate_e2e.py [--points FILE.csv] [--json] [--fit]
 
-A point is a closed loop: `concurrency` users, each sending its next request when its last one ends; every prompt has
-`isl` tokens that nobody shares, every answer `osl`. FP8 rows run FP8 weights (TensorRT-LLM: and KV cache, its default for
-such checkpoints; with FP8 KV vLLM and SGLang would be faster than their rows say). TensorRT-LLM rows run with
-vLLM's scheduling and their own overheads. Engine overheads come from the GPU's profile; `--fit` fits them anew on the
-points named by `in_fit` and prints them, errors are always those of the others (`rest`), and of all.
+A point is a closed loop: `concurrency` users, each sending its next request when its last one ends. How each set of points
+was made (client and server options) is in `e2e_setups.py`. FP8 rows run FP8 weights (TensorRT-LLM: and KV cache, its
+default for such checkpoints; with FP8 KV vLLM would be faster than its rows say). TensorRT-LLM rows run with vLLM's
+scheduling and their own overheads. Engine overheads come from the GPU's profile; `--fit` fits them anew on the points named
+by `in_fit` and prints them, errors are always those of the others (`rest`), and of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from e2e_setups import Point, Setup, closed_loop, setup_of
 
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.fleet.fleet import Fleet
@@ -42,38 +42,12 @@ from prefixsim.scenario.engine_vllm import VllmOptions
 from prefixsim.scenario.hardware import HardwareSpec
 from prefixsim.scenario.router import RoundRobin
 from prefixsim.workload.intern import build_chains, build_trie
-from prefixsim.workload.table import Source, Workload, make_workload
+from prefixsim.workload.table import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 POINTS = ROOT.parent / "shared" / "gpu" / "end_to_end.csv"
 GPUS = {"h100_sxm": "h100-sxm-80g", "h200_sxm": "h200", "a100_sxm": "a100-sxm-80g", "b200_sxm": "b200", "l40s": "l40s"}
 MODELS = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3.1-70b", "llama-3.3-70b": "llama-3.3-70b"}
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measured row."""
-
-    system: str
-    backend: str
-    model: str
-    fp8: bool
-    isl: int
-    osl: int
-    concurrency: int
-    tp: int
-    ttft_ms: float
-    tpot_ms: float
-
-    @property
-    def group(self) -> str:
-        return f"{self.system}/{self.backend}"
-
-    @property
-    def in_fit(self) -> bool:
-        """A third of the points, by a hash of what they are: the only ones overheads may be fitted on."""
-        text = f"{self.system}|{self.backend}|{self.model}|{self.isl}|{self.osl}|{self.concurrency}|{self.tp}"
-        return hashlib.sha256(text.encode()).digest()[0] < 86
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,89 +77,42 @@ def read_points(path: Path) -> list[Point]:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
-    """How the load was made. burst: all users start at once, and the first requests count; else users start spread over
-    one answer and the first requests do not count. ratio: lengths are uniform in [ratio, 1] of the stated ones.
-    waiting: requests more in flight than the engine is allowed to run."""
-
-    rounds: int = 6
-    burst: bool = True
-    ratio: float = 1.0
-    waiting: int = 0
-
-
-def closed_loop(p: Point, client: Client) -> Workload:
-    """`concurrency` users of `rounds` requests each; no content is shared."""
-    users = p.concurrency + client.waiting
-    n = users * client.rounds
-    after = np.arange(n, dtype=np.int32) - users
-    after[after < 0] = -1
-    rng = np.random.default_rng(1)
-
-    def lengths(size: int) -> np.ndarray:
-        return rng.integers(max(1, int(size * client.ratio)), size + 1, n)
-
-    prompts, outputs = lengths(p.isl), lengths(p.osl)
-    if not client.burst:
-        outputs[:users] = np.maximum(1, np.arange(1, users + 1) * p.osl // users)
-    return make_workload(
-        source=Source("closed-loop", synthetic=True),
-        prompt_tokens=prompts,
-        output_tokens=outputs,
-        atom_offset=np.arange(n + 1),
-        prompt_atoms=np.ones(n),
-        atom_id=np.arange(n),
-        atom_tokens=prompts,
-        after=after,
-    )
-
-
 START = [300.0, 3.0, 3.0, 8.0, 0.9]
 BOUNDS = [(0.0, 20_000.0), (0.0, 40.0), (0.0, 200.0), (0.0, 80.0), (0.4, 1.3)]
-CLIENTS = {
-    # InferenceMAX: ten requests a user, all users at once, lengths uniform in 80-100 % of the stated ones.
-    "h200_sxm/vllm": Client(10, burst=True, ratio=0.8),
-    "h200_sxm/trtllm": Client(10, burst=True, ratio=0.8),
-    "h200_sxm/sglang": Client(10, burst=True, ratio=0.8),
-    # TTFT here is prefill + (time of a request / concurrency), as when one request always waits for a free slot.
-    "h100_sxm/trtllm": Client(10, burst=True, ratio=0.8, waiting=1),
-}
-"""How each set of points was loaded: read off the points, not documented by their makers."""
-REQUEST_US = {"h100_sxm/trtllm": 36_300.0}
-"""Time before the engine sees a request (µs), fitted to the TTFT of the points `in_fit`; others: none found."""
 
 
 class Simulator:
     """Simulates points; keeps what does not depend on overheads."""
 
-    def __init__(self, clients: dict[str, Client] | None = None, rounds: int | None = None) -> None:
-        self.clients = clients or CLIENTS
+    def __init__(self, rounds: int | None = None) -> None:
         self.rounds = rounds
-        self.hardware: dict[tuple[str, str, bool, int, str], Hardware] = {}
-        self.costs: dict[tuple[str, str, bool, int, str], StepCosts] = {}
-        self.loops: dict[tuple[int, int, int, Client], tuple[Workload, object]] = {}
+        self.hardware: dict[tuple[str, str, int, str, str], Hardware] = {}
+        self.costs: dict[tuple[str, str, int, str, str, str], StepCosts] = {}
+        self.loops: dict[tuple[int, int, int, Setup], tuple[Workload, object]] = {}
 
-    def of(self, p: Point) -> Hardware:
-        key = (p.system, p.model, p.fp8, p.tp, p.backend)
+    def of(self, p: Point, setup: Setup) -> Hardware:
+        weights = "fp8" if p.fp8 and not setup.bf16_weights else "auto"
+        kv = "fp8" if setup.fp8_kv or (p.fp8 and p.backend == "trtllm") else "auto"
+        key = (p.system, p.model, p.tp, weights, kv)
         if key not in self.hardware:
             spec = HardwareSpec(
                 gpu=GPUS[p.system],
                 model=p.model,
                 tensor_parallel_size=p.tp,
-                dtype="fp8" if p.fp8 else "auto",
-                kv_cache_dtype="fp8" if p.fp8 and p.backend == "trtllm" else "auto",
+                dtype=weights,
+                kv_cache_dtype=kv,
             )
             self.hardware[key] = load_hardware(spec, base_dir=ROOT)
         return self.hardware[key]
 
-    def run(self, p: Point, overhead: Overhead | None = None) -> tuple[float, float]:
-        """(mean TTFT, mean TPOT) in ms."""
-        hw = self.of(p)
-        key = (p.system, p.model, p.fp8, p.tp, p.backend)
+    def run(self, p: Point, overhead: Overhead | None = None, setup: Setup | None = None) -> tuple[float, float]:
+        """(mean TTFT, mean TPOT) in ms. overhead: instead of the profile's; setup: instead of the point's own."""
+        setup = setup or setup_of(p)
+        hw = self.of(p, setup)
+        key = (p.system, p.model, p.tp, hw.weights_dtype, str(hw.kv_bytes), p.backend)
         if key not in self.costs:
             self.costs[key] = hw.step_costs(p.backend)
-        costs, request_us = self.costs[key], REQUEST_US.get(p.group, 0.0)
+        costs, request_us = self.costs[key], setup.request_us
         if overhead is not None:
             coef = costs.coef.copy()
             coef[sk.C_ENGINE_STEP_US], coef[sk.C_ENGINE_PER_LAYER_US] = overhead.step_us, overhead.per_layer_us
@@ -193,23 +120,30 @@ class Simulator:
             coef[sk.C_ENGINE_PER_TOKEN_US] = per_token_us(hw.gpu, hw.model, overhead.elementwise_passes)
             costs = replace(costs, coef=coef, gemm_us=costs.gemm_us * overhead.kernel_time_ratio)
             request_us = overhead.request_us
-        client = self.clients.get(p.group) or Client(10, burst=True, ratio=0.8)
-        client = client if self.rounds is None else replace(client, rounds=self.rounds)
-        shape = (p.isl, p.osl, p.concurrency, client)
+        setup = setup if self.rounds is None else replace(setup, rounds=self.rounds)
+        shape = (p.isl, p.osl, p.concurrency, setup)
         if shape not in self.loops:
-            w = closed_loop(p, client)
+            w = closed_loop(p, setup)
             self.loops[shape] = (w, build_trie(w, "vllm"))
         w, trie = self.loops[shape]
-        sglang = p.backend == "sglang"
+        sglang = p.backend == "sglang" and setup.scheduling == "own"
         if sglang:
             from prefixsim.engines.sglang.engine import build
 
-            options: VllmOptions | SglangOptions = SglangOptions(name="sglang")
+            options: VllmOptions | SglangOptions = SglangOptions(
+                name="sglang", disable_radix_cache=not setup.prefix_caching
+            )
+            found = hw.kv_capacity(options)
         else:
             from prefixsim.engines.vllm.engine import build  # type: ignore[assignment]
 
-            options = VllmOptions(name="vllm", max_num_seqs=p.concurrency if client.waiting else None)
-        found = hw.kv_capacity(options)
+            options = VllmOptions(name="vllm", enable_prefix_caching=setup.prefix_caching)
+            found = hw.kv_capacity(options)
+            seats = p.concurrency if setup.waiting else None
+            if setup.reserve_outputs:
+                whole = float((w.prompt_tokens + w.output_tokens).mean())
+                seats = min(p.concurrency, max(1, int(found.tokens / whole)))
+            options = replace_options(options, max_num_seqs=seats, max_num_batched_tokens=setup.budget(p))
         rows = new_request_rows(w.n)
         awaited = np.zeros(w.n, dtype=np.bool_)
         awaited[w.after[w.after >= 0]] = True
@@ -227,12 +161,18 @@ class Simulator:
         router = make_router(RoundRobin(), RouterContext(w, 1, 0, lambda: trie))
         Fleet([engine], router, rows, w.arrival_ns, w.after, w.delay_ns).serve()
         counted = np.zeros(w.n, dtype=np.bool_)
-        counted[0 if client.burst or client.rounds == 1 else p.concurrency + client.waiting :] = True
+        counted[setup.warmup_rounds * (p.concurrency + setup.waiting) :] = True
         counted &= (rows[:, REQ_STATUS] == STATUS_FINISHED) & (w.output_tokens > 1)
         done, gaps = rows[counted], w.output_tokens[counted] - 1
-        ttft = (done[:, REQ_FIRST_TOKEN_NS] - done[:, REQ_RELEASED_NS]).mean() / 1e6 + request_us / 1e3
         tpot = ((done[:, REQ_FINISH_NS] - done[:, REQ_FIRST_TOKEN_NS]) / gaps).mean() / 1e6
-        return float(ttft), float(tpot)
+        ttft = (done[:, REQ_FIRST_TOKEN_NS] - done[:, REQ_RELEASED_NS]).mean() / 1e6
+        return float(ttft + request_us / 1e3 + setup.wait_iterations * tpot), float(tpot)
+
+
+def replace_options(options: VllmOptions, **values: int | None) -> VllmOptions:
+    """The same options with others of their values; None: as they are."""
+    given = {k: v for k, v in values.items() if v is not None}
+    return VllmOptions(**{**options.model_dump(exclude_unset=True), **given})
 
 
 def errors(points: list[Point], found: list[tuple[float, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from code: docs/cli.md and docs/scenario.md. `--check` says whether they are current.
+"""Writes what follows from code: docs/cli.md, docs/scenario.md and the pictures of docs/model.md. `--check` says whether they are current.
 
 python docs/generate.py [--check]
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pictures
 import reference_cli
 import reference_scenario
 
@@ -16,7 +17,8 @@ HERE = Path(__file__).resolve().parent
 
 def pages() -> dict[Path, str]:
     """Path and text of every generated page."""
-    return {HERE / "cli.md": reference_cli.page(), HERE / "scenario.md": reference_scenario.page()}
+    drawn = {HERE / "pictures" / name: text for name, text in pictures.pictures().items()}
+    return {HERE / "cli.md": reference_cli.page(), HERE / "scenario.md": reference_scenario.page(), **drawn}
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 Numba's own disk cache looks only at a function's own file: an edited callee in another file gives stale answers. So the
 cache folder is keyed by the content of *every* source file that has kernels, the Numba version and the Python version;
-an edit anywhere means a new folder. Where the folder cannot be written, kernels are compiled in memory.
+an edit anywhere means a new folder (its files: `kernel_cache`). Where the user's cache folder cannot be written, or others
+could write to it, a folder below $TMPDIR is used; where that cannot be either, kernels are compiled in memory.
 
 Rules for kernels: module-level functions; arrays and scalars only; int64, int32, int8, float64 (no uint64: JIT and
 Python disagree on it); constants are module globals of the kernel's own package; no RNG, no parallel, no fastmath.
@@ -12,10 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -23,8 +21,10 @@ from typing import Any, TypeVar
 
 import numba
 from numba.core import event
+from numba.core.dispatcher import Dispatcher
 
-from prefixsim.paths import cache_dir
+from prefixsim.kernel_cache import SUFFIX, KernelCache
+from prefixsim.paths import own_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,29 +45,14 @@ def kernel_hash() -> str:
 
 @cache
 def kernel_cache_dir() -> Path | None:
-    """Folder of compiled kernels for the present sources; None where nothing can be written."""
-    folder = cache_dir() / "kernels" / kernel_hash()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return None
+    """Folder of compiled kernels for the present sources, this user's alone; None where there can be none."""
+    return own_folder("kernels", kernel_hash())
 
 
 def kernels_are_cached() -> bool:
     """True when an earlier process has left compiled kernels for the present sources."""
     folder = kernel_cache_dir()
-    return folder is not None and next(folder.rglob("*.nbi"), None) is not None
-
-
-def clear_kernel_cache() -> int:
-    """Removes compiled kernels of all versions; returns the number of bytes freed."""
-    root = cache_dir() / "kernels"
-    freed = sum(p.stat().st_size for p in root.rglob("*") if p.is_file()) if root.is_dir() else 0
-    shutil.rmtree(root, ignore_errors=True)
-    kernel_cache_dir.cache_clear()
-    return freed
+    return folder is not None and next(folder.glob(f"*{SUFFIX}"), None) is not None
 
 
 def kernel(function: F) -> F:
@@ -94,15 +79,12 @@ def inline_kernel(function: F) -> F:
 
 def _compiled(function: F, more: dict[str, Any]) -> F:
     options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "python", **more}
+    compiled: Any = numba.njit(**options)(function)
     folder = kernel_cache_dir()
-    if folder is None or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
-        return numba.njit(**options)(function)
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        return numba.njit(cache=True, **options)(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    is_compiled = isinstance(compiled, Dispatcher)  # with NUMBA_DISABLE_JIT it is the function itself
+    if folder is not None and is_compiled:
+        compiled._cache = KernelCache(function, folder)
+    return compiled
 
 
 @contextlib.contextmanager

@@ -1,17 +1,20 @@
-"""Where shipped data and the user's caches lie, and how a file that a person names is opened."""
+"""Where shipped data and the user's caches lie, and how a file that a person names is opened and written."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
+import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import TextIO
 
-from prefixsim.errors import InputError, Problem
+from prefixsim.errors import InputError, OutputError, Problem
 
 LINE_LIMIT = 1 << 20
 _PACKAGE = Path(__file__).resolve().parent
@@ -35,7 +38,36 @@ def cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "prefixsim"
     except RuntimeError:  # no home at all
-        return Path(os.environ.get("TMPDIR", "/tmp")) / f"prefixsim-cache-{os.getuid()}"
+        return _spare()
+
+
+def _spare() -> Path:
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"prefixsim-cache-{os.geteuid()}"
+
+
+def own_folder(*parts: str) -> Path | None:
+    """A folder of these names in the user's cache folder, or else below $TMPDIR; made where it is absent.
+
+    Nobody but this user (and root) can write to it or put another one in its place: what lies in it may be trusted. None
+    where there is no such folder.
+    """
+    for root in dict.fromkeys((cache_dir(), _spare())):
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            folder = root
+            for part in ("", *parts):
+                folder = folder / part
+                folder.mkdir(mode=0o700, exist_ok=True)
+                about = folder.stat() if folder == root else folder.lstat()
+                open_to_others = about.st_mode & 0o022 and not (folder == root and about.st_mode & stat.S_ISVTX)
+                if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (0, os.geteuid()) or open_to_others:
+                    raise OSError(errno.EPERM, "others can write to it", str(folder))
+            if folder.lstat().st_uid == os.geteuid():
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+        except OSError:
+            continue
+    return None
 
 
 def open_regular(path: str | Path) -> BufferedReader:
@@ -79,3 +111,33 @@ def read_regular(path: str | Path, limit: int) -> bytes:
     if len(raw) > limit:
         raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB", str(path))
     return raw
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, folders: bool = False) -> Iterator[Path]:
+    """A name to write to, which becomes `path` when the block ends well and is removed otherwise: nobody finds half a file.
+
+    A link is followed; a device or a pipe is written to as it is. folders: those above are made. Raises OutputError, with the
+    path, where the file system refuses.
+    """
+    place = Path(os.path.realpath(path))
+    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    try:
+        if folders:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() and not place.is_file():
+            yield place
+            return
+        yield part
+        part.replace(place)
+    except OSError as exc:
+        raise OutputError(f"{path}: could not be written: {exc.strerror or exc}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def write_whole(path: Path, text: str, *, folders: bool = False) -> None:
+    """Writes a text by `whole_file`."""
+    with whole_file(path, folders=folders) as part:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")

@@ -135,6 +135,19 @@ def test_a_sample_is_close_and_says_how_close():
         sampled_curve(workload, 4, capacities, rate=0)
 
 
+def test_a_block_in_every_prompt_does_not_decide_the_estimate():
+    """Most hits are of one block: whether it falls into the sample must not move the estimate at a useful capacity."""
+    rng = np.random.default_rng(3)
+    workload = token_rows([([*range(8), *rng.integers(0, 30, size=40)], [1]) for _ in range(2000)])
+    (exact,) = curves(workload, [8], ["lru"])
+    for seed in range(8):
+        sampled = sampled_curve(workload, 8, [4000, 10**6], rate=0.05, seed=seed)
+        off = np.abs(sampled.hit_tokens - exact.at([4000, 10**6])) / exact.prompt_tokens
+        assert off[0] < 0.01
+        assert off[1] == 0
+        assert (sampled.standard_error_tokens < 0.01 * exact.prompt_tokens).all()
+
+
 @pytest.mark.shared
 def test_mooncake_values():
     if not MOONCAKE.exists():

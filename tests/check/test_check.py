@@ -89,6 +89,20 @@ def test_baseline_knows_which_way_is_worse(metric, was, now, ok):
     assert compare(metric, old, now, abs(was)).ok  # a wide interval explains everything
 
 
+@pytest.mark.parametrize(
+    ("metric", "was", "now", "ok", "said"),
+    [
+        ("v.saturated", 0, 0, True, "v.saturated is false, expected false (was false)"),
+        ("v.saturated", 0, 1, False, "v.saturated is true, expected false (was false)"),
+        ("v.saturated", 1, 0, True, "v.saturated is false, expected true or false (was true)"),
+        ("v.odd", 1, 0, False, "v.odd is false, expected true (was true)"),
+    ],
+)
+def test_a_baseline_spells_booleans(metric, was, now, ok, said):
+    result = compare(metric, BaselineMetric(value=was), now, 0.0, boolean=True)
+    assert (result.ok, result.message) == (ok, said)
+
+
 def test_which_way_is_better():
     assert [better(m) for m in ("ceiling.token", "v.output_tokens_per_s", "v.evicted_tokens", "v.steps")] == [
         1,
@@ -109,6 +123,10 @@ def test_which_way_is_better():
 )
 def test_unknown_metrics_get_the_nearest_name(metric, said):
     assert said in (unknown(SUMMARY, metric) or "")
+
+
+def test_an_unknown_metric_says_how_to_list_all():
+    assert "`prefixsim check --metrics` lists all" in (unknown(SUMMARY, "xyz") or "")
 
 
 def test_known_metrics_are_known():
@@ -333,3 +351,37 @@ def test_the_demonstration_pair():
     assert bad.reasons[0].startswith(
         "template `support` now differs at token 0 (1,365 requests with 1,365 different pieces"
     )
+
+
+def test_metrics_are_listed(command):
+    Path("s.yaml").write_text(SMALL % ("", 0.5))
+    code, out = command("s.yaml", "--metrics")
+    assert code == 0
+    listed = dict(line.rsplit(None, 1) for line in out.splitlines())
+    assert listed["vllm.saturated"] == "false"
+    assert 0.5 < float(listed["vllm.hit_rate"]) < 1
+    code, out = command("s.yaml", "--metrics", "--json")
+    assert json.loads(out)["s.yaml"]["vllm.saturated"] is False
+
+
+def test_a_variant_is_tested_where_it_has_expectations_of_its_own(command):
+    variants = "also:\n  - {name: one, set: {workload.requests: 5}}\n"
+    Path("s.yaml").write_text(SMALL % ("", 0.5) + variants)
+    code, out = command("s.yaml")
+    assert code == 0
+    assert "2 held, 0 failed" in out
+    assert "note: not run, as they have no `expect:` of their own: one (under `also:`)" in out
+    variants += (
+        "  - name: two\n    set: {engines.vllm.block_size: 256}\n    expect: [{metric: vllm.hit_rate, at_least: 0.5}]\n"
+    )
+    Path("s.yaml").write_text(SMALL % ("", 0.5) + variants)
+    code, out = command("s.yaml", "--baseline", "b.json", "--update-baseline")
+    assert code == 1
+    assert "2 held, 1 failed" in out
+    assert "small-two (s.yaml)" in out
+    assert set(read_baseline(Path("b.json")).scenarios) == {"small", "small-two"}
+    code, out = command("s.yaml", "--json")
+    (failed,) = [c for f in json.loads(out)["files"] for c in f["checks"] if not c["ok"]]
+    assert (failed["found"], failed["line"]) == ("0", 24)
+    Path("s.yaml").write_text((SMALL % ("", 0.5) + variants).replace("block_size: 256", "blok_size: 256"))
+    assert command("s.yaml")[0] == 2

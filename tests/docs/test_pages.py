@@ -62,3 +62,59 @@ def test_examples_print_what_they_say(page: str, name: str, body: str, tmp_path:
         shown = done.stdout + (done.stderr if done.returncode == 2 else "")
         pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*?")
         assert re.search(pattern, shown.strip(), re.DOTALL), f"{page} {name}: {command}\n{shown}\n{done.stderr}"
+
+
+def test_the_changelog_keeps_to_the_policy() -> None:
+    """Every version says what moved numbers, and no heading is used that the policy does not explain."""
+    known = set(re.findall(r"^\| \*(.+?)\* \|", (DOCS / "compatibility.md").read_text(), re.MULTILINE))
+    assert "Results change" in known
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert versions
+    for version in versions:
+        headings = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert "Results change" in headings, version[:30]
+        assert set(headings) <= known
+
+
+COMMAND = re.compile(r"^(?:\$ |    )?(prefixsim [a-z].*?)(?:\s{2,}.*)?$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_and_options_exist(page: Path) -> None:
+    """Commands in code are commands of the program, with options that it has."""
+    import typer
+
+    from prefixsim.cli.app import app, register_commands
+
+    register_commands()
+    text = page.read_text()
+    blocks = re.findall(r"```(?:console)?\n(.*?)```", text, re.DOTALL)
+    blocks += re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    inline = re.findall(r"`(prefixsim [a-z][^`]*)`", text)
+    for line in [*inline, *(m[1] for block in blocks for m in COMMAND.finditer(block))]:
+        words = line.split()[1:]
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands") and words:
+            assert words[0] in command.commands, f"{page.name}: {line}"
+            command = command.commands[words.pop(0)]
+        options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+        for word in words:
+            for option in re.findall(r"^\[?(--?[a-z][\w-]*)", word.strip("`.,")):
+                assert option in options, f"{page.name}: {line}: {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_whole_files_on_pages_are_valid(page: Path) -> None:
+    """YAML on a page that is a whole scenario, sweep or plan can be read."""
+    from prefixsim.scenario.load import scenario_from
+    from prefixsim.scenario.strict_yaml import Document, parse
+    from prefixsim.scenario.study import PlanSpec, StudySpec
+
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+        if not block.startswith("name: ") or "jobs:" in block:
+            continue
+        data = parse(block, page.name).data
+        if "base" in data:
+            (StudySpec if "axes" in data else PlanSpec).model_validate(data)
+        else:
+            scenario_from(Document(data, {}, {}, page.name), ROOT)

@@ -127,3 +127,24 @@ def test_whole_steps_of_shapes_not_fitted(name: str, table: str, mape: float, p9
     assert found.unseen.n > 1000
     assert found.unseen.mape_pct < mape
     assert found.unseen.p90_pct < p90
+
+
+@pytest.mark.parametrize("loops_in_cache", [False, True])
+def test_rows_read_from_the_cache_are_not_taken_for_memory(loops_in_cache: bool, tmp_path: Path) -> None:
+    """A table made by looping over one input: what fits the cache is read at three times the memory's peak."""
+    base = load_gpu("l40s")
+    chip = Chip(base.device.peak_dense_bf16_tflops.value * 1e12, base.device.mem_bandwidth_gb_per_s.value * 1e9, 142)
+    true, rows = np.array([10.0, 2.0, 0.8, 0.1]), []
+    for nq, nkv in ((32, 8), (40, 8), (24, 8), (20, 4), (24, 4), (16, 4), (12, 2), (10, 2), (8, 1)):
+        for b in (1, 2, 4, 8, 16, 32, 64, 128):
+            for kv in (128, 1024, 2048, 4096, 8192, 16384):
+                size = b * kv * nkv * 512
+                t = float(decode_us(true, chip, *(np.array([float(x)]) for x in (b, kv, nkv)))[0])
+                if loops_in_cache and size <= 64e6:
+                    t = 10.0 + size / (3 * chip.bandwidth) * 1e6
+                rows.append(f"l40s,vllm,1,x,{b},{nq},{nkv},{kv - 1},{t}")
+    header = "gpu,backend,ver,kernel_source,batch_size,num_heads,num_key_value_heads,step,latency_us"
+    (tmp_path / "decode_attention.csv").write_text("\n".join([header, *rows]) + "\n")
+    profile, report = fit_folder(tmp_path, "l40s", base, date="2026-01-01")
+    assert profile.decode_attention.eff_bw_ratio.value == pytest.approx(0.8, rel=0.03)
+    assert report.sections["decode_attention"].errors.mape_pct < 5

@@ -75,6 +75,14 @@ def test_kv_capacity_json() -> None:
     assert row["components"]["activation"]["kind"] == "estimated"
 
 
+def test_kv_capacity_says_what_requests_have() -> None:
+    row = json.loads(out("kv-capacity", *H100, "--json"))
+    assert row["usable_tokens"] == row["tokens"] - 16
+    assert f"requests have {row['usable_tokens']:,} tokens" in out("kv-capacity", *H100)
+    row = json.loads(out("kv-capacity", *H100, "--engine", "sglang", "--json"))
+    assert row["usable_tokens"] == row["tokens"]
+
+
 def test_kv_capacity_refuses_the_other_engines_options() -> None:
     with pytest.raises(InputError, match="not an option of vllm"):
         RUN.invoke(app, ["kv-capacity", *H100, "--mem-fraction-static", "0.8"], catch_exceptions=False)

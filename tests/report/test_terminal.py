@@ -16,6 +16,7 @@ from rich.console import Console
 from run_folders import HOSTILE, engine_run, summary_of
 
 from prefixsim.report import facts
+from prefixsim.report.answer import answer
 from prefixsim.report.terminal import print_summary, print_table
 
 
@@ -43,10 +44,90 @@ def test_first_sentence_answers() -> None:
             "radix": {"hit_rate": 0.581, "prompt_tokens": 1000},
         },
     }
-    sentences = facts.answer(summary)
+    sentences = answer(summary)
     assert sentences[0] == "radix serves 58.1 % of prompt tokens from cache, hash 55.4 %; the ceiling is 61.0 %."
     assert sentences[1] == "hash loses 4.1 points to 16-token blocks and 1.5 to eviction."
     assert len(sentences) == 2
+
+
+def first_sentences(*engines: dict[str, Any], **ceiling: float) -> list[str]:
+    named = {f"e{i}": {"prompt_tokens": 1000} | e for i, e in enumerate(engines)}
+    return answer({"ceiling": ceiling, "engines": named})
+
+
+def served(tokens: int, **parts: int) -> dict[str, Any]:
+    return {
+        "hit_rate": tokens / 1000,
+        "ledger": {"new": 1000 - tokens - sum(parts.values()), "hit_device": tokens} | parts,
+    }
+
+
+@pytest.mark.parametrize(
+    ("engines", "ceiling", "says"),
+    [
+        (  # a tie is said once, and at the ceiling nothing more
+            [served(613), served(613), served(613)],
+            0.613,
+            [
+                "e0, e1 and e2 each serve 61.3 % of prompt tokens from cache, which is the ceiling.",
+                "e0, e1 and e2 each lose nothing that could have been shared.",
+            ],
+        ),
+        (  # a tie of two of three
+            [served(400, evicted=213), served(613), served(400, evicted=213)],
+            0.613,
+            [
+                "e1 serves 61.3 % of prompt tokens from cache, e0 and e2 40.0 %; the ceiling is 61.3 %.",
+                "e1 loses nothing that could have been shared.",
+                "e0 and e2 each lose 21.3 points to eviction.",
+            ],
+        ),
+        (  # nothing is shared
+            [served(0), served(0)],
+            0.0,
+            [
+                "No prompt token can be served from cache: the ceiling is 0 %.",
+                "No prompt begins like one that came before it.",
+            ],
+        ),
+        (  # much is shared, nothing is served
+            [served(0, engine_rule=613), served(0, engine_rule=613)],
+            0.613,
+            [
+                "e0 and e1 serve no prompt tokens from cache; the ceiling is 61.3 %.",
+                "e0 and e1 each lose 61.3 points to engine rules.",
+            ],
+        ),
+        (
+            [served(0, engine_rule=613), served(5, evicted=608)],
+            0.613,
+            [
+                "e1 serves 0.5 % of prompt tokens from cache, e0 nothing; the ceiling is 61.3 %.",
+                "e1 loses 60.8 points to eviction.",
+                "e0 loses 61.3 points to engine rules.",
+            ],
+        ),
+    ],
+)
+def test_ties_and_zeros_are_said_as_such(engines: list[dict[str, Any]], ceiling: float, says: list[str]) -> None:
+    assert first_sentences(*engines, token=ceiling) == says
+
+
+def test_rates_that_differ_never_look_alike() -> None:
+    near = [{"hit_rate": 0.85192}, {"hit_rate": 0.85161}]
+    assert first_sentences(*near)[0] == (
+        "e0 serves 85.19 % of prompt tokens from cache, e1 85.16 %; the ceiling was not computed."
+    )
+
+
+def test_a_dozen_engines_are_still_one_sentence() -> None:
+    alike = first_sentences(*[{"hit_rate": 0.5}] * 12, token=0.6)[0]
+    assert alike == "e0, e1, e2, e3 and 8 more each serve 50.0 % of prompt tokens from cache; the ceiling is 60.0 %."
+    apart = first_sentences(*[{"hit_rate": 0.9 - i / 100} for i in range(12)], token=0.95)[0]
+    assert apart == (
+        "e0 serves 90.0 % of prompt tokens from cache, e1 89.0 %, e2 88.0 %, e3 87.0 %, 8 more from 79.0 %; "
+        "the ceiling is 95.0 %."
+    )
 
 
 def test_every_engine_value_is_in_the_table(summary: dict[str, Any]) -> None:
@@ -134,7 +215,7 @@ def test_wrong_types_are_absent() -> None:
 def test_a_trace_without_content_claims_no_hit_rate(summary: dict[str, Any]) -> None:
     poor = copy.deepcopy(summary)
     poor["workload"]["content_known"] = False
-    assert facts.answer(poor)[0].startswith("The trace has lengths only")
+    assert answer(poor)[0].startswith("The trace has lengths only")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(t
     process = calibration(tmp_path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert b"cannot be written" in err
+    assert b"could not be written" in err
     assert b"rows" not in err
 
 

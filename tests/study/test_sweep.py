@@ -107,6 +107,58 @@ def test_an_axis_that_names_no_key(folder: Path) -> None:
         sweep(folder, SerialExecutor())
 
 
+class Refusing(SerialExecutor):
+    """An executor that nothing may be sent to."""
+
+    def map(self, task: Any, jobs: Any) -> Any:
+        raise AssertionError(f"{len(jobs)} points were to be run")
+
+
+TIMED = """\
+name: timed
+workload: {trace: {path: rows.jsonl, format: native}}
+hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b}
+engines: [{name: vllm, kind: vllm}]
+"""
+SHAPES = """\
+name: shapes
+base: base.yaml
+axes:
+  - {key: hardware.gpu, values: [h100-sxm-80g, h20O]}
+  - {key: hardware.model, values: [llama-3.1-8b, lama-3.1-8b, llama-3.1-70b]}
+"""
+
+
+def test_unknown_profiles_of_all_points_are_found_before_anything_runs(folder: Path) -> None:
+    (folder / "base.yaml").write_text(TIMED)
+    (folder / "study.yaml").write_text(SHAPES)
+    with pytest.raises(ScenarioError) as caught:
+        sweep(folder, Refusing())
+    assert {(p.file, p.key) for p in caught.value.problems} == {
+        ("hardware.gpu=h20O", "hardware.gpu"),
+        ("hardware.model=lama-3.1-8b", "hardware.model"),
+    }
+    assert "did you mean 'llama-3.1-8b'?" in str(caught.value)
+
+
+def test_what_cannot_fit_is_told_before_anything_runs(folder: Path) -> None:
+    (folder / "base.yaml").write_text(TIMED)
+    (folder / "study.yaml").write_text(SHAPES.replace(", h20O", "").replace(" lama-3.1-8b,", ""))
+    said: list[str] = []
+
+    class Told(SerialExecutor):
+        def map(self, task: Any, jobs: Any) -> Any:
+            assert said
+            assert len(jobs) == 1
+            return super().map(task, jobs)
+
+    result = run_sweep(load_study(folder / "study.yaml", StudySpec), Told(), folder / "out", warn=said.append)
+    assert "1 of 2 points cannot run" in said[0]
+    assert "70b" in said[0]
+    assert [row.error is None for row in result.rows] == [True, False]
+    assert "does not fit" in (result.rows[1].error or "")
+
+
 def die_once(job: Path) -> str:
     """A task whose first worker dies without a word."""
     if not job.exists():

@@ -403,3 +403,12 @@ def test_more_than_memory_holds_is_refused_at_once(monkeypatch):
         make({**SESSIONS, "requests": 200_000_000})
     with pytest.raises(ScenarioError, match=r"prompts would have .* parts"):
         make({**SMALL["few_shot"], "requests": 5_000_000, "sets": None, "shots": 900})
+
+
+def test_fewer_requests_than_asked_for_are_said():
+    asked = SMALL["agents"]["requests"]
+    cut = make({**SMALL["agents"], "max_prompt_tokens": int(np.median(make(SMALL["agents"]).prompt_tokens))})
+    assert cut.n < asked
+    said = f"{asked:,} requests were asked for, the generator agents made {cut.n:,}: sessions end where max_prompt_tokens is reached"
+    assert said in cut.source.notes
+    assert not any("were asked for" in note for note in make(SMALL["agents"]).source.notes)

@@ -84,7 +84,7 @@ def test_errors_name_file_key_and_neighbour(folder, tmp_path):
         (["describe", str(folder / "mooncake" / "t.jsonl"), "--set", "time_scale=-1"], "time_scale"),
         (["describe", str(folder / "mooncake" / "t.jsonl"), "--block-size", "16"], "t.jsonl:1: hash_ids"),
         (["convert", str(folder / "azure" / "t.csv"), "--out", str(tmp_path / "x")], "lengths only"),
-        (["convert", str(folder / "openai" / "t.jsonl"), "--out", str(tmp_path / "no" / "x")], "cannot be written"),
+        (["convert", str(folder / "openai" / "t.jsonl"), "--out", str(tmp_path / "no" / "x")], "could not be written"),
         (["fit", str(folder / "azure" / "t.csv"), "--out", str(tmp_path / "x")], "lengths only"),
     ]
     for words, expected in cases:

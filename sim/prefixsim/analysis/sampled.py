@@ -2,7 +2,9 @@
 """LRU curves from a sample of the chain ids (SHARDS: spatial sampling), with a stated error. For traces too long to be exact.
 
 A chain id is in the sample when its hash is; all its references are then kept and all others dropped. Stack positions within
-the sample, divided by the rate, estimate those of the whole; the share of sampled references that hit estimates the hit rate.
+the sample, divided by the rate, estimate those of the whole. What is estimated is not the hits but what a finite capacity
+takes from the ceiling, which is exact: few blocks (a shared system prompt) may carry most hits, and whether they fall into the
+sample would decide the hit rate, but a cache of any useful size does not evict them.
 The error is measured, not assumed: the sample is made of `PARTS` disjoint sub-samples, each estimates the curve by itself,
 and their scatter gives the standard error of the mean. Rows without a sampled id cost nothing but two binary searches a run.
 """
@@ -15,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from prefixsim.analysis.ceilings import require_content
+from prefixsim.analysis.ceilings import ceilings, require_content
 from prefixsim.analysis.curve_kernels import sampled_positions
-from prefixsim.analysis.segments import inserted_tokens, lookup_order
+from prefixsim.analysis.segments import Segments, inserted_tokens, lookup_order
 from prefixsim.workload.intern import ChainIndex, NamespaceRule, build_chains, build_trie
 from prefixsim.workload.table import I64, Workload
 
@@ -51,6 +53,7 @@ def sampled_curve(
     rule: NamespaceRule = "vllm",
     chains: ChainIndex | None = None,
     order: I64 | None = None,
+    segments: Segments | None = None,
 ) -> SampledCurve:
     """Estimates the LRU curve at `capacities` (blocks) from a share `rate` (0 < rate <= 1) of the chain ids. Raises
     NotModelledError for lengths-only traces, ValueError for a rate outside (0, 1]."""
@@ -66,22 +69,19 @@ def sampled_curve(
     ids = _sampled_ids(chains.n_chains, rate, seed)
     part = np.arange(ids.shape[0]) % PARTS  # ids were picked by hash, so position modulo PARTS is a random split
     rows = _sampled_rows(chains, order, asked, stop, ids)
-    total_lookups = int(asked.sum())
-    estimates = np.full((PARTS, capacity.shape[0]), np.nan)
-    for p in range(PARTS):
-        estimates[p] = _estimate(rows, ids.shape[0], part == p, capacity, rate / PARTS)
-    known = ~np.isnan(estimates[:, 0]) if capacity.shape[0] else np.zeros(PARTS, dtype=bool)
-    whole = _estimate(rows, ids.shape[0], np.ones(ids.shape[0], dtype=bool), capacity, rate)
-    scale = total_lookups * granularity
+    found = ceilings(workload, (granularity,), reuse_outputs=reuse_outputs, rule=rule, segments=segments, order=order)
+    ceiling = int(found.hit_tokens(granularity)[order].sum())
+    parts = [_evicted(rows, ids.shape[0], part == p, capacity, rate / PARTS) for p in range(PARTS)]
+    evicted = _evicted(rows, ids.shape[0], np.ones(ids.shape[0], dtype=bool), capacity, rate)
     error = np.full(capacity.shape[0], np.nan)
-    if known.sum() > 1:
-        error = np.std(estimates[known], axis=0, ddof=1) / np.sqrt(known.sum()) * scale
+    if ids.shape[0] >= PARTS:
+        error = np.std(parts, axis=0, ddof=1) / np.sqrt(PARTS) * granularity
     return SampledCurve(
         granularity=granularity,
         prompt_tokens=int(workload.prompt_tokens[order].sum()),
         rate=rate,
         capacity=capacity,
-        hit_tokens=np.nan_to_num(whole) * scale,
+        hit_tokens=np.clip(ceiling - evicted * granularity, 0, ceiling),
         standard_error_tokens=error,
         sampled_ids=int(ids.shape[0]),
         n_chains=chains.n_chains,
@@ -134,20 +134,17 @@ def _sampled_rows(chains: ChainIndex, order: I64, asked: I64, stop: I64, ids: I6
     return offset, index, asked_per_row[keep]
 
 
-def _estimate(
+def _evicted(
     rows: tuple[I64, I64, I64], n_ids: int, chosen: npt.NDArray[np.bool_], capacity: I64, rate: float
 ) -> npt.NDArray[np.float64]:
-    """Share of lookups that hit at each capacity, from the chosen ids; NaN where none is looked up."""
+    """Lookups of blocks seen before that a cache of each capacity no longer holds, of the whole, from the chosen ids."""
     offset, index, asked = rows
     keep = chosen[index]
     cumulative = np.concatenate([[0], np.cumsum(keep)])
     looked = cumulative[offset[:-1] + asked] - cumulative[offset[:-1]]
-    lookups = int(looked.sum())
-    if lookups == 0:
-        return np.full(capacity.shape[0], np.nan)
     positions = sampled_positions(cumulative[offset], index[keep], looked, n_ids)[:, 1]
     positions.sort()
     # A block at position d of the sample is at about (d - 1) / rate + 1 of the whole
-    hits = np.searchsorted((positions - 1) / rate + 1, capacity, side="right")
-    share: npt.NDArray[np.float64] = hits / lookups
-    return share
+    held = np.searchsorted((positions - 1) / rate + 1, capacity, side="right")
+    evicted: npt.NDArray[np.float64] = (positions.shape[0] - held) / rate
+    return evicted

@@ -65,8 +65,9 @@ def _fit(
     import json
 
     from prefixsim.hardware.calibrate.fit_profile import fit_profile
-    from prefixsim.hardware.calibrate.write import profile_path, to_yaml, write_text
+    from prefixsim.hardware.calibrate.write import profile_path, to_yaml
     from prefixsim.hardware.load import load_gpu
+    from prefixsim.paths import write_whole
 
     if gpu is None:
         raise InputError("--fit needs --gpu NAME: the profile that gives the datasheet part (prefixsim hw list)")
@@ -83,7 +84,7 @@ def _fit(
     )
     path = profile_path(out, "gpus", done.profile.name)
     header = f"Fitted by: prefixsim calibrate --fit FOLDER --gpu {gpu}\nmape_pct, p90_pct: errors on shapes held out of the fit."
-    write_text(path, to_yaml(done.profile, header))
+    write_whole(path, to_yaml(done.profile, header), folders=True)
     if json_:
         steps = done.steps
         typer.echo(

@@ -70,8 +70,9 @@ def kv_capacity(
         gpu, model, tensor_parallel_size, dtype=dtype, kv_cache_dtype=kv_dtype, memory=memory
     )
     found = hardware.kv_capacity(options)
+    null = found.block_size if family == "vllm" else 0
     if json_:
-        row = found.as_dict()
+        row = found.as_dict() | {"usable_tokens": found.tokens - null}
         head = {"gpu": hardware.gpu.name, "model": hardware.model.name, "engine": options.kind}
         typer.echo(
             json.dumps(
@@ -79,7 +80,9 @@ def kv_capacity(
             )
         )
         return
-    typer.echo(f"{found.kv_gib:.2f} GiB a GPU: {found.blocks} blocks of {found.block_size}, {found.tokens} tokens")
+    typer.echo(f"{found.kv_gib:.2f} GiB a GPU: {found.blocks:,} blocks of {found.block_size}, {found.tokens:,} tokens")
+    if null:
+        typer.echo(f"as vLLM's log counts them; one is its null block, so requests have {found.tokens - null:,} tokens")
     typer.echo(f"{found.bytes_per_token} bytes a token and GPU")
     for name, part in found.components.items():
         typer.echo(f"  {name:<12} {part.gib:7.2f} GiB  {part.kind}: {part.how}")

@@ -29,13 +29,14 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Finds the highest sustained rate, or the cheapest fleet, and what caching saves. Exit 2 when nothing meets the limits."""
+    from prefixsim.paths import write_whole
     from prefixsim.report.progress import Progress
     from prefixsim.scenario.study import PlanSpec
     from prefixsim.study.choose import choose_executor
     from prefixsim.study.load import load_study
     from prefixsim.study.plan import run_plan
     from prefixsim.study.plan_text import conclusion, table
-    from prefixsim.study.store import PointStore, canonical, write_atomic
+    from prefixsim.study.store import PointStore, canonical
 
     loaded = load_study(study, PlanSpec)
     folder = out or Path("runs") / f"plan-{loaded.spec.name}"
@@ -43,7 +44,7 @@ def plan(
     with Progress(f"{loaded.spec.name}: simulations", enabled=not quiet) as shown:
         answers = run_plan(loaded, runner, PointStore(folder), shown.of)
     text = canonical({"name": loaded.spec.name, "find": loaded.spec.find, "answers": [a.as_json() for a in answers]})
-    write_atomic(folder / "plan.json", text + "\n")
+    write_whole(folder / "plan.json", text + "\n", folders=True)
     if json_:
         typer.echo(text)
     else:

@@ -177,7 +177,7 @@ def _replay_cases(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 return TraceError(Problem(message, file=str(path), line=number, key=key))
 
             try:
-                case = json.loads(line)
+                case = json.loads(line, parse_constant=_refused)
             except (ValueError, RecursionError) as exc:
                 raise wrong(f"not JSON: {exc}") from None
             if not isinstance(case, dict):
@@ -196,6 +196,10 @@ def _replay_cases(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     [Problem(p.message, file=str(path), line=number, key=p.key) for p in exc.problems]
                 ) from None
             yield f"case {case.get('seed', number)}", result
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"found {constant}, which is no number")
 
 
 def _json(result: dict[str, Any]) -> str:

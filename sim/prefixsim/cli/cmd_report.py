@@ -49,7 +49,8 @@ def report(
     if json_:
         import json
 
-        from prefixsim.report.facts import answer, notes
+        from prefixsim.report.answer import answer
+        from prefixsim.report.facts import notes
 
         shown = {
             "run": str(opened.path),

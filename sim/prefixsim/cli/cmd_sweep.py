@@ -45,7 +45,14 @@ def sweep(
     folder = out or Path("runs") / f"study-{loaded.spec.name}"
     runner = choose_executor(executor, workers=workers, scheduler=scheduler)
     with Progress(f"{loaded.spec.name}: points", enabled=not quiet) as shown:
-        result = run_sweep(loaded, runner, folder, max_points=max_points, progress=shown.of)
+        result = run_sweep(
+            loaded,
+            runner,
+            folder,
+            max_points=max_points,
+            progress=shown.of,
+            warn=lambda text: print(text, file=sys.stderr),
+        )
     paths = write_tables(result, folder, parquet=parquet)
     from prefixsim.report.study_html import write_study_report
 

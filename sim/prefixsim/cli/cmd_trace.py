@@ -135,18 +135,7 @@ def fit(
 
 
 def _write_whole(path: Path, parts: Any) -> None:
-    """Writes to a temporary name and renames. Raises OutputError."""
-    import os
+    from prefixsim.paths import whole_file
 
-    from prefixsim.errors import OutputError
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as f:
-            for part in parts:
-                f.write(part)
-        temporary.replace(path)
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("wb") as f:
+        f.writelines(parts)

@@ -18,10 +18,13 @@ def warmup() -> None:
 
     from prefixsim.cli.progress import progress
     from prefixsim.jit import compile_seconds, kernel_cache_dir
+    from prefixsim.paths import cache_dir
     from prefixsim.pipeline.warmup import warm
 
     started = time.perf_counter()
     with progress() as say, compile_seconds() as compiled, tempfile.TemporaryDirectory() as folder:
         warm(Path(folder), say)
-    where = kernel_cache_dir() or "memory only: the cache folder cannot be written"
+    where = kernel_cache_dir() or "memory only, there is no folder to keep them in"
+    if not isinstance(where, Path) or not where.is_relative_to(cache_dir()):
+        where = f"{where} ({cache_dir()} cannot be used: it is not writable, or others can write to it)"
     typer.echo(f"kernels ready in {time.perf_counter() - started:.1f} s ({compiled():.1f} s of compiling): {where}")

@@ -29,7 +29,10 @@ class Teller:
         if self.quiet:
             return
         if self.first:
-            print("compiling kernels (first run only, about a minute) ...", file=self.err, flush=True)
+            from prefixsim.jit import kernel_cache_dir
+
+            when = "first run only" if kernel_cache_dir() else "at every run: there is no folder to keep them in"
+            print(f"compiling kernels ({when}, about a minute) ...", file=self.err, flush=True)
             self.first = False
         self.text, self.since = text, time.monotonic()
         if self.live:

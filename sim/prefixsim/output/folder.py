@@ -18,10 +18,11 @@ def _why(exc: OSError) -> str:
     return f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc.strerror or exc)
 
 
-def check_target(folder: Path) -> None:
-    """Raises OutputError, before any work is done, where a run folder could not be written or would replace other data."""
+def check_target(folder: Path, *, replaced: bool = True) -> None:
+    """Raises OutputError, before any work is done, where a run folder could not be written or (replaced) would replace other
+    data."""
     try:
-        if folder.exists():
+        if replaced and folder.exists():
             if not folder.is_dir():
                 raise OutputError(f"{folder}: is a file, not a folder for results")
             if not (folder / MARK).exists() and any(folder.iterdir()):

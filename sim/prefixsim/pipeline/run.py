@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ def run_scenario(
     tell = say or (lambda _: None)
     library = library or Library(keep=1)
     with compile_seconds() as compiled:
-        if out is not None and write:
-            check_target(out)
+        if write:
+            check_target(out or Path("runs") / scenario.name, replaced=out is not None)
         chosen = pick_engines(scenario, list(engines or []))
         hardware = replica_hardware(scenario)
         tell(f"{scenario.name}: reading the workload")
@@ -84,38 +84,77 @@ def run_scenario(
         prepared = library.get(scenario) if save_cache is None else prepare(scenario, named=True)
         warm_start.check_replicas(prepared, scenario.n_replicas)
         clock = _Clock(prepared, compiled)
-        run_id = identity(scenario, prepared.workload, hardware)
-        if len(chosen) < len(scenario.engines):
-            run_id = hashlib.sha256(f"{run_id} {[e.name for e in chosen]}".encode()).hexdigest()
         report = None if share is None else partial(share, total=prepared.workload.n)
         save = None if save_cache is None else partial(write_cache, save_cache)
+        finished: list[RunRecord] = []
 
         def run_one(engine: Any, from_ns: int) -> RunRecord:
             with clock.phase("run"):
-                return simulate(scenario, engine, prepared, hardware, report, from_ns=from_ns, save=save)
+                finished.append(simulate(scenario, engine, prepared, hardware, report, from_ns=from_ns, save=save))
+            return finished[-1]
 
-        records, counted = warm_start.run_all(scenario, prepared, chosen, run_one, tell)
-        tell(f"{scenario.name}: analysis")
-        with clock.phase("analysis"):
-            summary, ledgers = summarise(scenario, chosen, records, prepared, hardware, run_id, counted)
+        job = _Job(scenario, prepared, hardware, clock, tell)
+        try:
+            records, counted = warm_start.run_all(scenario, prepared, chosen, run_one, tell)
+        except BaseException:
+            if write and finished and scenario.warm_up is None and prepared.primed is None:
+                job.keep(chosen[: len(finished)], finished, out)
+            raise
+        run = job.conclude(chosen, records, counted)
+    return job.write(run, chosen, counted, out) if write else run
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What becomes of the records of a scenario's engines, of all or of some."""
+
+    scenario: Scenario
+    prepared: Prepared
+    hardware: Sequence[Hardware | None]
+    clock: _Clock
+    tell: Say
+
+    def conclude(self, chosen: Sequence[Any], records: list[RunRecord], counted: Any) -> Run:
+        """The analysis."""
+        scenario, prepared = self.scenario, self.prepared
+        run_id = identity(scenario, prepared.workload, self.hardware)
+        if len(chosen) < len(scenario.engines):
+            run_id = hashlib.sha256(f"{run_id} {[e.name for e in chosen]}".encode()).hexdigest()
+        self.tell(f"{scenario.name}: analysis")
+        with self.clock.phase("analysis"):
+            summary, ledgers = summarise(scenario, chosen, records, prepared, self.hardware, run_id, counted)
             if counted is not None:
                 records = [warm_start.cut(r, counted, prepared) for r in records]
-        summary["timing_s"] = clock.seconds()
+        summary["timing_s"] = self.clock.seconds()
         summary["provenance"] = provenance({r.engine: r.events for r in records})
-    workload = prepared.workload if counted is None else counted.workload
-    run = Run(scenario, run_id, summary, tuple(records), tuple(ledgers), workload)
-    if not write:
-        return run
-    folder = out or Path("runs") / f"{scenario.name}-{run_id[:12]}"
-    tell(f"{scenario.name}: writing {folder}")
-    files = {}
-    if scenario.output.report:
-        rule = rule_of(chosen[0])
-        sizes = [granularity_of(o) for o in chosen]
-        shown = prepared if counted is None else Prepared(workload)
-        files = run_files(workload, sizes, rule, trie=shown.trie(rule), segments=shown.segments(rule))
-    write_run(folder, run, resolved_yaml(scenario), files)
-    return Run(scenario, run_id, summary, run.records, run.ledgers, run.workload, folder)
+        workload = prepared.workload if counted is None else counted.workload
+        return Run(scenario, run_id, summary, tuple(records), tuple(ledgers), workload)
+
+    def write(self, run: Run, chosen: Sequence[Any], counted: Any, out: Path | None) -> Run:
+        """Writes the run folder; gives the run with its place."""
+        folder = out or Path("runs") / f"{run.scenario.name}-{run.run_id[:12]}"
+        self.tell(f"{run.scenario.name}: writing {folder}")
+        files = {}
+        if run.scenario.output.report:
+            rule = rule_of(chosen[0])
+            sizes = [granularity_of(o) for o in chosen]
+            shown = self.prepared if counted is None else Prepared(run.workload)
+            files = run_files(run.workload, sizes, rule, trie=shown.trie(rule), segments=shown.segments(rule))
+        write_run(folder, run, resolved_yaml(run.scenario), files)
+        return replace(run, folder=folder)
+
+    def keep(self, chosen: Sequence[Any], records: list[RunRecord], out: Path | None) -> None:
+        """What engines that had finished have found, where a later one was cut short or failed: as `--engine` would have
+        it, beside `out`, never in its place."""
+        names = [e.name for e in chosen]
+        try:
+            if out is not None:
+                out = out.with_name(f"{out.name}-only-{'-'.join(names)}")
+                check_target(out)
+            run = self.write(self.conclude(chosen, records, None), chosen, None, out)
+            self.tell(f"{run.scenario.name}: cut short; {', '.join(names)} had finished: {run.folder}")
+        except Exception as exc:
+            self.tell(f"{self.scenario.name}: what {', '.join(names)} had found could not be kept: {exc}")
 
 
 def identity(scenario: Scenario, workload: Workload, hardware: Sequence[Hardware | None]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 
 from prefixsim.engines.resident import latest_of_each, resident_tokens
 from prefixsim.errors import InputError, NotModelledError, OutputError
+from prefixsim.paths import whole_file
 from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
 from prefixsim.records import I64, REQ_FINISH_NS, REQ_REPLICA
 from prefixsim.scenario.models import Scenario
@@ -64,19 +63,8 @@ def write_cache(
         "tokens": int(tokens[picked].sum()),
     }
     sequences = zip(picked.tolist(), tokens[picked].tolist(), rows[picked, REQ_REPLICA].tolist(), strict=True)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.absolute().parent)
-        with os.fdopen(handle, "wb") as f:
-            f.writelines(saved_lines(header, w, sequences, labels))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        temporary = None
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
-    finally:
-        if temporary is not None:
-            os.unlink(temporary)
+    with whole_file(path) as part, part.open("wb") as f:
+        f.writelines(saved_lines(header, w, sequences, labels))
 
 
 def last_chains(chains: ChainIndex, blocks: I64) -> I64:

@@ -122,7 +122,7 @@ def _serve(
             costs=StepCosts.steps()
             if steps or hw is None
             else hw.step_costs(family(options), block_size=chains.granularity),
-            capacity=_capacity(options, hw),
+            capacity=capacity_of(options, hw),
             rows=rows,
             awaited=awaited,
             gpu_memory_gib=0.0 if hw is None else hw.gpu_memory_gib,
@@ -154,8 +154,8 @@ def _serve(
     return _Served(rows, replicas, marks, router, fleet.serve())
 
 
-def _capacity(options: Any, hardware: Hardware | None) -> int:
-    """vLLM: blocks, null block included; SGLang: tokens."""
+def capacity_of(options: Any, hardware: Hardware | None) -> int:
+    """Cache size of an engine's options. vLLM: blocks, null block included; SGLang: tokens. Raises DoesNotFitError."""
     if family(options) == "vllm":
         given = options.num_gpu_blocks_override
         return int(given) if given is not None or hardware is None else hardware.kv_capacity(options).blocks

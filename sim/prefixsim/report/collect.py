@@ -48,7 +48,7 @@ class Sums:
 @dataclass(slots=True)
 class Timeline:
     """Over all replicas of an engine. running, waiting, kv: step functions (times s, values). edges: bins of time (s);
-    in each hit_rate (NaN: no lookup), hit_rate_so_far, evicted tokens a second, preemptions. kv_by_replica: for each
+    in each hit_rate (NaN: no lookup), hit_rate_so_far, evicted tokens and preemptions a second. kv_by_replica: for each
     replica its highest KV tokens in each bin (NaN: no step). kept: rows used, of `steps` the engine made (None: not known).
     """
 
@@ -59,7 +59,7 @@ class Timeline:
     hit_rate: F64
     hit_rate_so_far: F64
     evicted_per_s: F64
-    preemptions: F64
+    preemptions_per_s: F64
     kv_by_replica: dict[int, F64]
     kept: int = 0
     steps: int | None = None
@@ -262,7 +262,7 @@ def _timeline(table: F64, steps: int | None) -> Timeline:
         hit_rate=hit_rate,
         hit_rate_so_far=so_far,
         evicted_per_s=evicted / np.diff(edges),
-        preemptions=preempted,
+        preemptions_per_s=preempted / np.diff(edges),
         kv_by_replica={
             int(r): _highest(piece, edges)
             for r, piece in zip(replicas[:REPLICA_HISTOGRAMS], pieces[:REPLICA_HISTOGRAMS], strict=True)

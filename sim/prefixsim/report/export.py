@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import io
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefixsim.errors import InputError, MissingExtraError, OutputError, nearest
+from prefixsim.errors import InputError, MissingExtraError, nearest
+from prefixsim.paths import whole_file
 from prefixsim.report.chrome_trace import chrome_trace
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.openmetrics import time_series
@@ -71,7 +70,7 @@ def write_text(out: Path | None, pieces: Iterable[str]) -> None:
             sys.stdout.write(piece)
         return
     pieces = track(pieces, f"writing {out.name}", unit="pieces")
-    with _whole(out) as part:
+    with whole_file(out) as part:
         if out.suffix == ".gz":
             with part.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
                 for piece in pieces:
@@ -79,20 +78,6 @@ def write_text(out: Path | None, pieces: Iterable[str]) -> None:
         else:
             with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as f:
                 f.writelines(pieces)
-
-
-@contextlib.contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A name beside `out` that becomes `out` when the block ends well."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(out)
-    except OSError as exc:
-        raise OutputError(f"{out}: could not be written: {exc.strerror or exc}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def _rows(run: RunFolder, table: str, engines: Sequence[str]) -> tuple[list[str], Iterator[Chunk]]:
@@ -154,7 +139,7 @@ def _write_parquet(run: RunFolder, table: str, engines: Sequence[str], out: Path
         return pa.string() if name in TEXT_COLUMNS else pa.float64() if name.endswith("_s") else pa.int64()
 
     schema = pa.schema([(name, kind(name)) for name in names])
-    with _whole(out) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
+    with whole_file(out) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
         for chunk in chunks:
             arrays = [
                 pa.array(chunk.texts[c], pa.string())

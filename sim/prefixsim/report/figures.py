@@ -16,13 +16,15 @@ import numpy as np
 from prefixsim.report import facts
 from prefixsim.report.collect import METRICS, EngineData
 from prefixsim.report.folder import RunFolder
-from prefixsim.report.series import envelope
+from prefixsim.report.series import BINS_PER_DECADE, envelope
 from prefixsim.report.tables import F64
 
 POINT_BUDGET = 60_000
 """Points of all step functions together; bounds the size of a report however long the run and however many engines."""
 BAND = "The line is the mean of each slice of time, the band its lowest and highest value."
 MAX_ENGINES = 12
+MIN_BARS = 24
+"""A distribution is drawn in at least as many bins, where bins of 1.2 % allow it."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def percent_axis(title: str, **more: Any) -> dict[str, Any]:
-    return axis(title, tickformat=".0%", rangemode="tozero", **more)
+    return axis(title, tickformat="~%", rangemode="tozero", **more)
 
 
 def log_axis(title: str, low: float, high: float, show: Callable[[float], str], **more: Any) -> dict[str, Any]:
@@ -67,7 +69,19 @@ def log_axis(title: str, low: float, high: float, show: Callable[[float], str], 
     ticks = [m * 10.0**k for k in range(first, last + 1) for m in steps]
     ticks = [t for t in ticks if low * 0.95 <= t <= high * 1.05]
     span = [math.log10(low) - 0.02, math.log10(high) + 0.02]
+    if len(ticks) < 3:  # one tick says no scale
+        ticks = _even_ticks(10 ** span[0], 10 ** span[1])
     return axis(title, type="log", tickvals=ticks, ticktext=[show(t) for t in ticks], range=span, **more)
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    """Three or more round numbers evenly apart, as few as there are."""
+    base = 10.0 ** math.floor(math.log10((high - low) / 3))
+    for step in (5 * base, 2 * base, base):
+        ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        if len(ticks) >= 3:
+            break
+    return ticks
 
 
 def _time(value: float) -> str:
@@ -91,7 +105,7 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         return []
     engines = facts.engines_of(run.summary)
     slices = max(min(POINT_BUDGET // (9 * len(timed)), 300), 60)
-    time = {"xaxis": axis("simulated time, s")}
+    time = {"xaxis": axis("simulated time, s", range=_time_range([line.edges for _, _, line in timed]))}
     hit = Figure(
         "hit-rate-over-time",
         "Hit rate",
@@ -123,9 +137,9 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
     preempted = Figure(
         "preemptions-over-time",
         "Preemptions",
-        "Requests preempted (vLLM) or retracted (SGLang), in slices of time.",
-        ["engine", "time_s", "preemptions"],
-        layout=time | {"yaxis": axis("preemptions a slice", rangemode="tozero")},
+        "Requests preempted (vLLM) or retracted (SGLang) a second, in slices of time.",
+        ["engine", "time_s", "preemptions_per_s"],
+        layout=time | {"yaxis": axis("preemptions/s", rangemode="tozero")},
     )
     capacities = {name: capacity_tokens(engines.get(name, {})) for _, name, _ in timed}
     shares = all(capacities.values())
@@ -149,7 +163,7 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
             if len(drawn) > 1 and BAND not in figure.says:
                 figure.says += BAND
         evicted.traces.append(line_of(i, name, line.edges[:-1], line.evicted_per_s, step=True))
-        preempted.traces.append(line_of(i, name, line.edges[:-1], line.preemptions, step=True))
+        preempted.traces.append(line_of(i, name, line.edges[:-1], line.preemptions_per_s, step=True))
     quiet = [f for f in (waiting, evicted, preempted) if not any(v for t in f.traces for v in t["y"])]
     figures = [f for f in (hit, kv, running, waiting, evicted, preempted) if f not in quiet]
     if evicted in quiet:
@@ -157,6 +171,12 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
     if waiting in quiet:
         running.says = running.says.rstrip() + " No request had to wait for a place in the batch."
     return figures
+
+
+def _time_range(edges: list[F64]) -> list[float]:
+    """One range for all figures over time; from 0 where the run begins near it."""
+    first, last = min(float(e[0]) for e in edges), max(float(e[-1]) for e in edges)
+    return [0.0 if 0 <= first < last / 10 else first, last]
 
 
 def kept_steps(data: dict[str, EngineData]) -> str:
@@ -219,14 +239,17 @@ def latency(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         if not filled:
             continue
         ends = [histogram.extent() for _, _, histogram in filled]
+        low, high = min(x[0] for x in ends), max(x[1] for x in ends)
+        fine = BINS_PER_DECADE * math.log10(high / low)
+        merge = next((m for m in (10, 5, 2) if fine >= MIN_BARS * m), 1)
         figure = Figure(
             f"{metric}-distribution",
             title,
             f"{what}: how often each value occurs (above), and the share of {unit} at or below it (below).",
             ["series", f"{metric}_s", "share"],
             layout={
-                "xaxis": log_axis("", min(x[0] for x in ends), max(x[1] for x in ends), _time, anchor="y"),
-                "yaxis": axis(f"share of {unit}", domain=[0, 0.58], range=[0, 1.02], tickformat=".0%"),
+                "xaxis": log_axis("", low, high, _time, anchor="y"),
+                "yaxis": axis(f"share of {unit}", domain=[0, 0.58], range=[0, 1.02], tickformat="~%"),
                 "yaxis2": axis("", domain=[0.66, 1], showticklabels=False, rangemode="tozero", zeroline=False),
             },
             height=380,
@@ -234,7 +257,7 @@ def latency(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         for i, name, histogram in filled:
             x, y = histogram.cdf()
             figure.traces.append(line_of(i, name, x, y))
-            x, y = histogram.density()
+            x, y = histogram.density(merge)
             hill = line_of(i, f"{name}, distribution", x, y, step=True)
             figure.traces.append(hill | {"yaxis": "y2", "fill": "tozeroy", "showlegend": False})
         figures.append(figure)

@@ -48,7 +48,8 @@ def who_hits(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
             ["engine", "hit_rate", "group", *SUM_COLUMNS],
             layout={
                 "xaxis": percent_axis("hit rate", side="top"),
-                "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+                "yaxis": {"type": "category", "autorange": "reversed", "automargin": True}
+                | {"tickvals": [_group(g) for g in top], "ticktext": [_cut(_group(g)) for g in top]},
                 "barmode": "group",
                 "bargap": 0.3,
             },
@@ -59,14 +60,15 @@ def who_hits(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
             rows = [d.groups.get(label, Sums()) for label in top]
             figure.traces.append(
                 _sums(i, name, rows)
-                | {"type": "bar", "orientation": "h", "x": _rates(rows), "y": [_label(g) for g in top]}
+                | {"type": "bar", "orientation": "h", "x": _rates(rows), "y": [_group(g) for g in top]}
             )
         figures.append(figure)
     if any(d.has_turns for _, _, d in drawn):
+        rest = f"; {TURNS} stands for all later ones" if any(TURNS in d.turns for _, _, d in drawn) else ""
         figure = Figure(
             "hit-rate-by-turn",
             "By turn of a session",
-            f"Hit rate of the first request of a session (0), the second (1) and so on; {TURNS} stands for all later ones.",
+            f"Hit rate of the first request of a session (0), the second (1) and so on{rest}.",
             ["engine", "turn", "hit_rate", *SUM_COLUMNS],
             layout={"xaxis": axis("turn", tickformat="d"), "yaxis": percent_axis("hit rate")},
         )
@@ -103,8 +105,11 @@ def _short(n: int) -> str:
     return f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}k" if n >= 1 << 10 else str(n)
 
 
-def _label(group: str) -> str:
-    text = group or "(no group)"
+def _group(name: str) -> str:
+    return name or "(no group)"
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 28 else text[:25] + "..."
 
 
@@ -173,7 +178,7 @@ def capacity(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
             )
     low = min([t["x"][0] for t in figure.traces] + marks)
     high = max([t["x"][-1] for t in figure.traces] + marks)
-    figure.layout["xaxis"] = log_axis("capacity, tokens", low, high, _tokens)
+    figure.layout["xaxis"] = log_axis("capacity, tokens", low, high * 1.1, _tokens)
     return [figure]
 
 
@@ -217,7 +222,8 @@ def replicas(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         heat = Figure(
             f"kv-by-replica-{i}",
             f"KV tokens in use by replica: {facts.clean(name, 40)}",
-            f"The darker, the more; first {len(rows)} replicas." if len(rows) < len(keys) else "The darker, the more.",
+            "The stronger the colour, the more; empty where the timeline has no step"
+            + (f"; first {len(rows)} replicas." if len(rows) < len(keys) else "."),
             ["engine", "time_s", "replica", "kv_used_tokens"],
             [
                 {

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from prefixsim.errors import OutputError
+from prefixsim.paths import write_whole
 from prefixsim.report import figures as figs
 from prefixsim.report import figures_cache as cache
 from prefixsim.report import sections as html
@@ -34,14 +33,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     """
     page = render(open_run(run_folder))
     target = out or (run_folder if run_folder.is_dir() else run_folder.parent) / "report.html"
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(page, encoding="utf-8", errors="backslashreplace")
-        part.replace(target)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise OutputError(f"{target}: the report could not be written: {exc.strerror or exc}") from None
+    write_whole(target, page)
     return target
 
 

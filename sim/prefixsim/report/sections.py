@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefixsim.report import facts
+from prefixsim.report.answer import answer
 from prefixsim.report.collect import EngineData
 from prefixsim.report.figures import Figure
 from prefixsim.report.folder import RunFolder
 
 MAX_ROWS = 200
+UNSEEN = '<span class="unseen">{}</span>'
+"""A column head for those who hear the table; the eye does without."""
 
 
 def esc(value: object, limit: int = 300) -> str:
@@ -110,9 +113,10 @@ def figures(figs: Sequence[Figure], last: str = "") -> str:
 def first_screen(run: RunFolder) -> str:
     """Name, the answer in a sentence, the comparison, what to be careful about."""
     summary = run.summary
-    says = facts.answer(summary)
-    careful = [t for t in says[1:] if "saturated" in t or "synthetic" in t]
+    says = answer(summary)
+    careful = [t for t in says[1:] if "saturated" in t]
     careful += [n for n in facts.notes(summary) if "DEFECT" in n or ": saturated:" in n]
+    careful += [t for t in says[1:] if "synthetic" in t]
     more = [t for t in says[1:] if t not in careful]
     callout = "".join(f"<p>{esc(t, 1200)}</p>" for t in careful)
     return (
@@ -132,7 +136,7 @@ def _glued(text: str) -> str:
 def _meta(summary: Mapping[str, Any]) -> str:
     requests = facts.number(summary, "workload", "requests")
     words = [
-        f"{facts.integer(requests)} requests" if requests is not None else "",
+        f"{facts.integer(requests)} request{'' if requests == 1 else 's'}" if requests is not None else "",
         facts.get(summary, "workload", "kind"),
         _name(facts.get(summary, "hardware", "gpu")),
         _name(facts.get(summary, "hardware", "model")),
@@ -160,7 +164,7 @@ def _comparison(summary: Mapping[str, Any]) -> str:
                 (f'<span class="bad">{esc(shown)}</span>' if bad else esc(shown), "" if value is None else value)
             )
         rows.append(cells)
-    head = ["", *(f"{dot(i)}{esc(n, 40)}" for i, n in enumerate(names))]
+    head = [UNSEEN.format("quantity"), *(f"{dot(i)}{esc(n, 40)}" for i, n in enumerate(names))]
     shown = table("t-comparison", "The engines side by side", head, rows, css="compare", key_rows=key)
     return shown + f'<div class="tools">{csv_button("t-comparison", "comparison")}</div>'
 
@@ -211,8 +215,9 @@ def _waterfall(index: int, name: str, parts: Mapping[str, float], prompt: float,
             f'<td class="s" data-v="{value / prompt:.8g}">{facts.percent(value / prompt)}</td></tr>'
         )
     return (
-        f'<figure><figcaption><h3>{dot(index)}{esc(name, 60)}</h3></figcaption><table class="fall" id="{anchor}">'
-        f'<thead><tr><th scope="col" class="t">part</th><th data-skip aria-hidden="true"></th>'
+        f'<figure><figcaption><h3 id="h-{anchor}">{dot(index)}{esc(name, 60)}</h3></figcaption>'
+        f'<table class="fall" id="{anchor}" aria-labelledby="h-{anchor}">'
+        f'<thead><tr><th scope="col" class="t">part</th><td data-skip aria-hidden="true"></td>'
         f'<th scope="col" class="n">tokens</th><th scope="col" class="s">share</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
         f'<div class="tools">{csv_button(anchor, "ledger of " + name)}</div></figure>'
@@ -232,8 +237,8 @@ def latency_table(run: RunFolder) -> str:
             row: list[tuple[str, object]] = [(label, None), (f"{dot(i)}{esc(name, 40)}", name)]
             row += [(facts.seconds(v), "" if v is None else v) for v in values]
             rows.append(row)
-    head = ["", "engine", "p50", "p90", "p99", "mean"]
-    shown = table("t-latency", "Exact percentiles (CSV in seconds)", head, rows, text_columns=2)
+    head = [UNSEEN.format("latency"), "engine", "p50", "p90", "p99", "mean"]
+    shown = table("t-latency", "Exact percentiles (CSV in seconds)", head, rows, text_columns=2, css="named")
     return f'<div>{shown}<div class="tools">{csv_button("t-latency", "latency percentiles")}</div></div>'
 
 

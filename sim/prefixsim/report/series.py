@@ -119,7 +119,7 @@ class LogHistogram:
         return float(10.0**low), float(10.0**high)
 
     def cdf(self, points: int = 500) -> tuple[F64, F64]:
-        """(upper bin edges, share of values at or below), thinned evenly in share and edge."""
+        """(bin edges, share of values at or below), from the lower edge of the first filled bin; thinned evenly."""
         total = self.total
         filled = np.flatnonzero(self.counts)
         if total == 0:
@@ -129,9 +129,8 @@ class LogHistogram:
         if len(filled) > points:
             keep = np.unique(np.linspace(0, len(filled) - 1, points).astype(int))
             edge, share = edge[keep], share[keep]
-        if self.zero:
-            edge, share = np.append(10.0 ** DECADES[0], edge), np.append(self.zero / total, share)
-        return edge, share
+        low = 10.0 ** (filled[0] / BINS_PER_DECADE + DECADES[0]) if len(filled) else 10.0 ** DECADES[0]
+        return np.append(low, edge), np.append(self.zero / total, share)
 
     def density(self, merge: int = 10) -> tuple[F64, F64]:
         """(bin lower edges, share of values in the bin) with bins `merge` times as wide, from the first to the last filled

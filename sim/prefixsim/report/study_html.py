@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefixsim.errors import InputError, OutputError, Problem
-from prefixsim.paths import open_regular, read_regular
+from prefixsim.errors import InputError, Problem
+from prefixsim.paths import open_regular, read_regular, write_whole
 from prefixsim.report import sections as html
 from prefixsim.report.facts import value_of
 from prefixsim.report.figures import Figure
@@ -26,12 +26,7 @@ def write_study_report(folder: Path) -> Path:
     """
     about, rows = _read(folder)
     target = folder / "report.html"
-    part = folder / ".report.html.part"
-    try:
-        part.write_text(render(about, rows), encoding="utf-8", errors="backslashreplace")
-        part.replace(target)
-    except OSError as exc:
-        raise OutputError(f"{target}: the report could not be written: {exc.strerror or exc}") from None
+    write_whole(target, render(about, rows))
     return target
 
 

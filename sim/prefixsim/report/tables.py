@@ -28,6 +28,8 @@ from prefixsim.units import NS_PER_S
 F64 = npt.NDArray[np.float64]
 CHUNK_ROWS = 50_000
 NPZ_LIMIT = 8 << 30
+GREATEST = 1e18
+"""No time, count or size of a run is above this."""
 SUFFIXES = (".csv", ".npz", ".parquet")
 NPZ_FAULTS = (
     zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, TypeError, LookupError,
@@ -133,9 +135,11 @@ def _to_numbers(path: Path, start: int, name: str, cells: Sequence[Any]) -> F64:
             out = np.array(cells, dtype=np.float64)
         except (ValueError, OverflowError):
             out = np.array([_number(path, start + i, name, cell) for i, cell in enumerate(cells)])
-    endless = np.flatnonzero(np.isinf(out))
-    if len(endless):
-        raise _no_number(path, start + int(endless[0]), name, cells[int(endless[0])])
+    may_be_negative = (name.endswith("_s") and name != "gap_s") or name in ("session", "turn", "replica")
+    with np.errstate(invalid="ignore"):
+        wrong = np.flatnonzero((np.abs(out) > GREATEST) | ((out < 0) & (not may_be_negative)))
+    if len(wrong):
+        raise _no_number(path, start + int(wrong[0]), name, cells[int(wrong[0])], may_be_negative)
     return out
 
 
@@ -148,8 +152,9 @@ def _number(path: Path, line: int, name: str, cell: Any) -> float:
         raise _no_number(path, line, name, cell) from None
 
 
-def _no_number(path: Path, line: int, name: str, cell: Any) -> InputError:
-    return InputError(Problem(f"expected a number, found '{str(cell)[:40]}'", file=str(path), line=line, key=name))
+def _no_number(path: Path, line: int, name: str, cell: Any, may_be_negative: bool = True) -> InputError:
+    wanted = "a number" if may_be_negative else "a number from 0 up"
+    return InputError(Problem(f"expected {wanted}, found '{str(cell)[:40]}'", file=str(path), line=line, key=name))
 
 
 # ---- the three file kinds ----------------------------------------------------------------------------------------

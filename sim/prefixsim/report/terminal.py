@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefixsim.report import facts
+from prefixsim.report.answer import answer
 
 if TYPE_CHECKING:
     from prefixsim.report.compare_metrics import Comparison
@@ -54,7 +55,7 @@ def print_summary(
     names = list(facts.engines_of(summary))
     title = facts.clean(summary.get("name") or "run", 60)
     _line(out, Text.assemble((title, "bold"), ("  " + _run_id(summary), "dim")))
-    _line(out, Text(" ".join(facts.answer(summary))))
+    _line(out, Text(" ".join(answer(summary))))
     rows = facts.comparison(summary)
     for start in range(0, len(names), PER_TABLE):
         part = slice(start, start + PER_TABLE)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from prefixsim.errors import InputError, Problem
-from prefixsim.paths import read_regular
+from prefixsim.paths import read_regular, write_whole
 from prefixsim.scenario.base import Strict
 
 BASELINE_VERSION = 1
@@ -84,8 +84,5 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes it whole or not at all, keys sorted. Raises OSError."""
-    text = json.dumps(baseline.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    """Writes it whole or not at all, keys sorted. Raises OutputError."""
+    write_whole(path, json.dumps(baseline.model_dump(mode="json"), indent=2, sort_keys=True) + "\n")

@@ -78,11 +78,14 @@ def scenario_from(document: Document, base_dir: Path, overrides: Mapping[str, An
 
 
 def variants(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> list[Scenario]:
-    """The scenario and each of its `also:` variants, whose names get the variant's appended. Explicit overrides win."""
+    """The scenario and each of its `also:` variants, whose names get the variant's appended and which have expectations of
+    their own. Explicit overrides win."""
     first = load_scenario(path_or_name, overrides)
     out = [first]
     for variant in first.also:
-        keys = {**variant.set, **(overrides or {}), "name": f"{first.name}-{variant.name}", "also": []}
+        own = [e.model_dump(exclude_defaults=True) for e in variant.expect]
+        name = f"{first.name}-{variant.name}"
+        keys = {**variant.set, **(overrides or {}), "name": name, "also": [], "expect": own}
         try:
             out.append(load_scenario(path_or_name, keys))
         except ScenarioError as exc:

@@ -111,6 +111,9 @@ class Variant(Strict):
     """Appended to the scenario's name."""
     set: dict[str, bool | int | float | str | None]
     """Key -> value, e.g. {workload.trace.time_scale: 1}."""
+    expect: list[Expect] = []
+    """What `prefixsim check` tests of the variant; without any it does not run it. The scenario's own `expect:` is not
+    tested here."""
 
     @field_validator("name")
     @classmethod

@@ -40,20 +40,25 @@ def default_metrics(summary: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def compare(metric: str, was: BaselineMetric, mean: float, half_width: float) -> CheckResult:
-    """Fails when the value is worse by more than the tolerance and both confidence intervals."""
+def compare(metric: str, was: BaselineMetric, mean: float, half_width: float, *, boolean: bool = False) -> CheckResult:
+    """Fails when the value is worse by more than the tolerance and both confidence intervals. boolean: 0 and 1 are spelt
+    false and true."""
     room = was.tolerance + was.half_width + half_width
     change = mean - was.value
     side = better(metric)
     ok = abs(change) <= room + 1e-12 if side == 0 else change * side >= -room - 1e-12
     bound = {1: f"at least {number(was.value - was.tolerance)}", -1: f"at most {number(was.value + was.tolerance)}"}
     wanted = bound.get(side, f"{number(was.value)} +- {number(was.tolerance)}")
+    before = number(was.value)
+    if boolean and was.value in (0, 1):
+        before = spelt(was.value)
+        wanted = "true or false" if side == (-1 if was.value else 1) else before
     return CheckResult(
         metric=metric,
         kind="baseline",
         ok=ok,
-        found=with_interval(mean, half_width),
-        wanted=f"{wanted} (was {number(was.value)})",
+        found=spelt(mean) if boolean and mean in (0, 1) else with_interval(mean, half_width),
+        wanted=f"{wanted} (was {before})",
         values={"value": mean, "half_width": half_width, "baseline": was.value, "tolerance": was.tolerance},
     )
 
@@ -61,6 +66,11 @@ def compare(metric: str, was: BaselineMetric, mean: float, half_width: float) ->
 def number(value: float) -> str:
     """At most six significant digits, whole numbers in full."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"
+
+
+def spelt(value: float) -> str:
+    """ "true" or "false"."""
+    return "true" if value else "false"
 
 
 def with_interval(mean: float, half_width: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from prefixsim.errors import InputError, PrefixsimError, nearest
 from prefixsim.report.checks import CheckResult, FileResult
 from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.expect import Baseline, BaselineScenario
-from prefixsim.scenario.load import find_scenario, load_scenario
+from prefixsim.scenario.load import find_scenario, load_scenario, variants
 from prefixsim.scenario.models import Expect, Scenario
+from prefixsim.scenario.strict_yaml import Path_
 from prefixsim.study import metrics
-from prefixsim.study.baseline import compare, default_metrics, make_entry, number, reasons, with_interval
+from prefixsim.study.baseline import compare, default_metrics, make_entry, number, reasons, spelt, with_interval
 from prefixsim.study.executors import ProcessExecutor, SerialExecutor, default_workers
 
 Say = Callable[[str], None]
@@ -23,9 +24,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: a scenario file with one seed. points: whether divergence points are wanted too."""
+    """One run: a scenario file, or one of its variants (by number from 1; 0: the scenario itself), with one seed. points:
+    whether divergence points are wanted too."""
 
     file: str
+    variant: int
     overrides: dict[str, Any]
     seed: int
     points: bool
@@ -47,7 +50,8 @@ def run_job(job: Job) -> Done:
     from prefixsim.pipeline.run import run_scenario
 
     started = time.perf_counter()
-    scenario = load_scenario(job.file, {**job.overrides, "seed": job.seed})
+    overrides = {**job.overrides, "seed": job.seed}
+    scenario = variants(job.file, overrides)[job.variant] if job.variant else load_scenario(job.file, overrides)
     library = Library(keep=1)
     run = run_scenario(scenario, library=library)
     points: list[dict[str, Any]] = []
@@ -67,26 +71,32 @@ def check(
     workers: int | None = None,
     say: Say | None = None,
 ) -> tuple[list[FileResult], dict[str, BaselineScenario]]:
-    """Runs and compares. Returns a result a file, in order, and a new baseline entry for each scenario that ran.
+    """Runs and compares. Returns a result for each file, and each of its variants that has an `expect:`, in order; and a new
+    baseline entry for each scenario that ran.
 
     baseline: None: only `expect:` is tested. repeats: seeds each (default: the most any `expect:` entry asks for, or what the
     baseline was made with). Faults of a file are in its result (`error`), not raised.
     """
     tell = say or (lambda _: None)
-    scenarios: list[Scenario | PrefixsimError] = []
+    units: list[tuple[str, int, Scenario | PrefixsimError, tuple[str, ...]]] = []  # file, variant, scenario, notes
     for file in files:
         try:
-            scenarios.append(load_scenario(file, overrides))
+            scenario, *others = variants(file, overrides)
         except PrefixsimError as exc:
-            scenarios.append(exc)
+            units.append((file, 0, exc, ()))
+            continue
+        left = [v.name for v in scenario.also if not v.expect]
+        note = f"not run, as they have no `expect:` of their own: {', '.join(left)} (under `also:`)"
+        units.append((file, 0, scenario, (note,) if left else ()))
+        units += [(file, i, other, ()) for i, other in enumerate(others, 1) if other.expect]
     jobs: list[Job] = []
     owner: list[int] = []
-    for i, (file, s) in enumerate(zip(files, scenarios, strict=True)):
+    for i, (file, variant, s, _) in enumerate(units):
         if isinstance(s, PrefixsimError):
             continue
         entry = baseline.scenarios.get(s.name) if baseline is not None else None
         for k in range(seeds_of(s, entry, repeats)):
-            jobs.append(Job(file, dict(overrides or {}), s.seed + k, points=k == 0))
+            jobs.append(Job(file, variant, dict(overrides or {}), s.seed + k, points=k == 0))
             owner.append(i)
     many = min(workers or default_workers(), len(jobs))
     executor = ProcessExecutor(many) if many > 1 else SerialExecutor()
@@ -98,10 +108,10 @@ def check(
             errors.setdefault(i, outcome.error)
         else:
             done.setdefault(i, {})[outcome.index] = outcome.value
-            tell(f"{files[i]}: seed {jobs[outcome.index].seed} done")
+            tell(f"{units[i][0]}: seed {jobs[outcome.index].seed} done")
     results: list[FileResult] = []
     entries: dict[str, BaselineScenario] = {}
-    for i, (file, s) in enumerate(zip(files, scenarios, strict=True)):
+    for i, (file, variant, s, notes) in enumerate(units):
         if isinstance(s, PrefixsimError):
             results.append(_broken(file, Path(file).stem, s))
         elif i in errors:
@@ -109,12 +119,24 @@ def check(
         else:
             runs = [done[i][k] for k in sorted(done[i])]
             try:
-                result, entry = judge(file, s, runs, baseline)
+                result, entry = judge(file, s, runs, baseline, variant=variant)
+                result = replace(result, notes=(*result.notes, *notes))
                 entries[s.name] = entry
             except PrefixsimError as exc:
                 result = _broken(file, s.name, exc)
             results.append(result)
     return results, entries
+
+
+def all_metrics(file: str, overrides: Mapping[str, Any]) -> dict[str, float | bool]:
+    """Every metric that `expect:` may name, with its value in one run. Raises PrefixsimError."""
+    summary = run_job(Job(file, 0, dict(overrides), load_scenario(file, overrides).seed, points=False)).summary
+    found = {name: metrics.lookup(summary, name) for name in metrics.names(summary)}
+    return {
+        name: bool(value) if metrics.is_boolean(summary, name) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def seeds_of(scenario: Scenario, entry: BaselineScenario | None, repeats: int | None) -> int:
@@ -130,7 +152,7 @@ def _broken(file: str, name: str, exc: PrefixsimError) -> FileResult:
 
 
 def judge(
-    file: str, scenario: Scenario, runs: Sequence[Done], baseline: Baseline | None
+    file: str, scenario: Scenario, runs: Sequence[Done], baseline: Baseline | None, *, variant: int = 0
 ) -> tuple[FileResult, BaselineScenario]:
     """Compares the runs of one scenario. Raises InputError for metrics that do not exist (each with its line and the
     nearest name) and for a baseline that has no such scenario."""
@@ -139,8 +161,9 @@ def judge(
     summaries = [r.summary for r in runs]
     found: list[CheckResult] = []
     problems = []
+    place: Path_ = ("also", variant - 1, "expect") if variant else ("expect",)
     for k, expectation in enumerate(scenario.expect):
-        where = ("expect", k) if isinstance(document.data.get("expect"), list) else ()
+        where: Path_ = (*place, k) if place in document.marks else ()
         message = unknown(summaries[0], expectation.metric)
         if message is not None:
             at = (*where, "metric") if where else ()
@@ -168,7 +191,7 @@ def judge(
                 message = unknown(summaries[0], metric) or "has no value in this run"
                 raise InputError(f"{file}: baseline metric '{metric}': {message}; --update-baseline drops it")
             mean, half = metrics.mean_interval(values)
-            c = compare(metric, old, mean, half)
+            c = compare(metric, old, mean, half, boolean=metrics.is_boolean(summaries[0], metric))
             found.append(CheckResult(c.metric, c.kind, c.ok, c.found, c.wanted, name_line, name_column, c.values))
         same = was.run_id == summaries[0]["run_id"]
         if not same:
@@ -231,7 +254,7 @@ def unknown(summary: Mapping[str, Any], metric: str) -> str | None:
             if isinstance(node, Mapping):
                 inside = [f"{metric}.{n}" for n in metrics.names(node)]
                 return f"'{metric}' is a group of metrics, not one{nearest(metric + '.', inside)}"
-    return f"unknown metric '{metric}'{nearest(metric, metrics.names(summary))}"
+    return f"unknown metric '{metric}'{nearest(metric, metrics.names(summary))}; `prefixsim check --metrics` lists all"
 
 
 def expect(
@@ -249,9 +272,7 @@ def expect(
         metric=e.metric,
         kind="expect",
         ok=ok,
-        found=("true" if mean else "false")
-        if isinstance(e.equals, bool) and mean in (0, 1)
-        else with_interval(mean, half),
+        found=spelt(mean) if isinstance(e.equals, bool) and mean in (0, 1) else with_interval(mean, half),
         wanted=wanted,
         line=line,
         column=column,

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefixsim.report.facts import value_of as lookup
 
-__all__ = ["lookup", "mean_interval", "names"]
+__all__ = ["is_boolean", "lookup", "mean_interval", "names"]
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (standard tables); beyond 30: the normal one.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -23,6 +23,17 @@ def names(summary: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from names(value, "" if name == "engines" else f"{name}.")
         elif isinstance(value, bool | int | float):
             yield name
+
+
+def is_boolean(summary: Mapping[str, Any], name: str) -> bool:
+    """Whether a metric is true or false."""
+    for root in (summary.get("engines", {}), summary):
+        node: Any = root
+        for part in name.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if node is not None:
+            return isinstance(node, bool)
+    return False
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

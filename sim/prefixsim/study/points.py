@@ -13,7 +13,7 @@ from typing import Any
 
 from prefixsim.paths import open_regular
 from prefixsim.scenario.identity import resolved
-from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.models import Scenario, family
 from prefixsim.scenario.strict_yaml import parse
 from prefixsim.study.store import canonical, point_id
 
@@ -31,9 +31,32 @@ class Job:
 
 
 def make_job(scenario: Scenario) -> Job:
-    """The job of a scenario."""
+    """The job of a scenario. Raises what can be told without running it: a profile that is not there, a model that does
+    not fit, a number format or split whose times are not known."""
+    _check_hardware(scenario)
     data = resolved(scenario)
     return Job(canonical(data), str(scenario.base_dir), point_id(data, contents_of(scenario)))
+
+
+def _check_hardware(scenario: Scenario) -> None:
+    from prefixsim.hardware.load import load_hardware
+    from prefixsim.pipeline.simulate import capacity_of
+
+    for group in scenario.replica_groups:
+        spec = group.hardware or scenario.hardware
+        if spec is None:
+            continue
+        hardware = load_hardware(spec, base_dir=scenario.base_dir)
+        for options in scenario.engines:
+            capacity_of(options, hardware)
+            key = (spec.model_dump_json(), scenario.base_dir, family(options))
+            if scenario.clock == "time" and key not in _PRICED:
+                hardware.step_costs(family(options))
+                _PRICED.add(key)
+
+
+_PRICED: set[tuple[str, Path, str]] = set()
+"""Hardware and engine families whose steps are known to have times."""
 
 
 def contents_of(scenario: Scenario) -> str:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from prefixsim import __version__
-from prefixsim.errors import OutputError
-from prefixsim.paths import read_regular
+from prefixsim.paths import read_regular, write_whole
 
 MAX_POINT_BYTES = 256 << 20
 
@@ -28,22 +25,6 @@ def point_id(scenario: Any, workload_sha256: str) -> str:
     """Identity of one point (24 hex digits): SHA-256 over resolved scenario, workload content and program version."""
     text = canonical([scenario, workload_sha256, __version__])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Writes a file so that it is either whole or absent. Raises OutputError when the folder cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                f.write(text)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
 
 
 class PointStore:
@@ -63,4 +44,5 @@ class PointStore:
 
     def put(self, identity: str, summary: dict[str, Any]) -> None:
         """Keeps a finished point."""
-        write_atomic(self.folder / f"{identity}.json", canonical({"point_id": identity, "summary": summary}) + "\n")
+        text = canonical({"point_id": identity, "summary": summary}) + "\n"
+        write_whole(self.folder / f"{identity}.json", text, folders=True)

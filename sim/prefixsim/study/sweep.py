@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefixsim.errors import PrefixsimError, ScenarioError
+from prefixsim.errors import InputError, PrefixsimError, Problem, ScenarioError
 from prefixsim.scenario.study import StudySpec
 from prefixsim.study import grid
 from prefixsim.study.executors import Executor
@@ -59,23 +59,26 @@ def run_sweep(
     *,
     max_points: int = grid.MAX_POINTS,
     progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> SweepResult:
     """Runs what is not on disk yet and returns all rows in axis order.
 
-    A point that cannot run becomes a row with its error; the others go on. Raises ScenarioError for a study that cannot
-    be expanded (unknown keys of an axis are found here, before anything runs).
+    A point that cannot run becomes a row with its error; the others go on. What can be told without running is told
+    before anything runs: points that do not fit go to `warn`; for a study that cannot be expanded (unknown keys of an
+    axis, unknown profiles) ScenarioError is raised, with all of it.
     """
     spec = study.spec
     points = grid.points(spec.axes, spec.exclude, spec.repeats, limit=max_points, file=str(study.file))
     store = PointStore(out)
     rows = [Row(p.axes, p.repeat) for p in points]
     jobs: dict[str, Job] = {}
+    wrong: dict[Problem, None] = {}
     for row in rows:
         try:
             job = make_job(study.scenario(row.axes, row.repeat))
         except PrefixsimError as exc:
-            if row is rows[0] or _names_no_key(exc):
-                raise
+            if isinstance(exc, InputError) and (row is rows[0] or _names_nothing(exc)):
+                wrong.update(dict.fromkeys(exc.problems))
             row.error = str(exc)
             continue
         row.point_id = job.identity
@@ -84,6 +87,11 @@ def run_sweep(
         row.summary = row.summary["summary"] if row.summary else None
         if row.summary is None:
             jobs.setdefault(job.identity, job)
+    if wrong:
+        raise ScenarioError(list(wrong))
+    cannot = [row for row in rows if row.error is not None]
+    if cannot and warn:
+        warn(f"{len(cannot)} of {len(rows)} points cannot run; the first, {cannot[0].axes}: {cannot[0].error}")
     reused = sum(row.summary is not None for row in rows)
     done, total = reused, len([r for r in rows if r.error is None])
     if progress:
@@ -144,8 +152,9 @@ def _read_workloads(jobs: list[Job]) -> int:
     return len(seen)
 
 
-def _names_no_key(exc: PrefixsimError) -> bool:
-    return "unknown key" in str(exc) or "names no key" in str(exc) or "is no mapping" in str(exc)
+def _names_nothing(exc: PrefixsimError) -> bool:
+    words = ("unknown key", "names no key", "is no mapping", "unknown profile", "no such profile file")
+    return any(w in str(exc) for w in words)
 
 
 def flat_rows(result: SweepResult) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import MissingExtraError
+from prefixsim.paths import whole_file, write_whole
 from prefixsim.study.metrics import lookup, mean_interval
-from prefixsim.study.store import canonical, write_atomic
+from prefixsim.study.store import canonical
 from prefixsim.study.sweep import SweepResult, flat_rows
 
 DEFAULT_COLUMNS = ("hit_rate", "ttft_s.p99", "output_tokens_per_s")
@@ -25,7 +26,7 @@ def write_tables(result: SweepResult, out: Path, *, parquet: bool = False) -> li
     for row in rows:
         writer.writerow({k: _cell(v) for k, v in row.items()})
     paths = [out / "points.csv"]
-    write_atomic(paths[0], text.getvalue())
+    write_whole(paths[0], text.getvalue(), folders=True)
     spec = result.study.spec
     about: dict[str, object] = {
         "name": spec.name,
@@ -34,8 +35,8 @@ def write_tables(result: SweepResult, out: Path, *, parquet: bool = False) -> li
         "columns": shown_columns(result),
     }
     about.update({"cost": spec.cost, "latency": spec.latency, "repeats": spec.repeats})
-    write_atomic(out / "study.json", canonical(about) + "\n")
-    write_atomic(out / "points.jsonl", "".join(canonical(r.as_json()) + "\n" for r in result.rows))
+    write_whole(out / "study.json", canonical(about) + "\n")
+    write_whole(out / "points.jsonl", "".join(canonical(r.as_json()) + "\n" for r in result.rows))
     if parquet:
         try:
             import pyarrow as pa
@@ -43,9 +44,8 @@ def write_tables(result: SweepResult, out: Path, *, parquet: bool = False) -> li
         except ImportError:
             raise MissingExtraError("Parquet", "parquet") from None
         table = pa.Table.from_pylist([{c: _cell(row.get(c)) for c in columns} for row in rows])
-        temporary = out / ".points.parquet.tmp"
-        pq.write_table(table, temporary)
-        temporary.replace(out / "points.parquet")
+        with whole_file(out / "points.parquet") as part:
+            pq.write_table(table, part)
         paths.append(out / "points.parquet")
     return paths
 

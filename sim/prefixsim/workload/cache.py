@@ -2,7 +2,7 @@
 
 An entry is named by the content of the trace, the sources of the readers, the options that matter to a reader and the
 seed, so a changed file, reader or option means another entry. Entries are written whole and renamed; one that is
-damaged, cut short or inconsistent is made anew; where nothing can be written, nothing is kept.
+damaged, cut short or inconsistent is made anew; where nothing can be written, or others could write, nothing is kept.
 Interning is not kept: it takes less time than reading its result back would.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixsim.paths import cache_dir, open_regular
+from prefixsim.paths import open_regular, own_folder
 from prefixsim.workload.formats.registry import Format, ReadContext
 from prefixsim.workload.numbering import numbering
 from prefixsim.workload.table import Decision, Source, Workload
@@ -51,9 +51,11 @@ def cached_read(found: Format, context: ReadContext) -> Workload:
         or (options.arrivals is not None and options.arrivals.process == "replay")
     ):
         return found.read(context)
-    folder = cache_dir() / "workloads"
+    folder = own_folder("workloads")
+    if folder is None:
+        return found.read(context)
     name = None
-    if folder.is_dir() and any(folder.iterdir()):
+    if any(folder.iterdir()):
         name = entry_name(found, context)
         kept = load(folder / name) if name else None
         if kept is not None:

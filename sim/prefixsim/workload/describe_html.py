@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixsim.errors import OutputError
+from prefixsim.paths import write_whole
 from prefixsim.workload.table import Workload
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c;background:#fff}
@@ -63,10 +63,7 @@ def write_html(path: Path, d: dict[str, Any], w: Workload) -> None:
     listed = "".join(f"<li>{escape(n)}</li>" for n in d["notes"])
     lacking = "".join(f"<li>{escape(n)}</li>" for n in d["missing"])
     parts.append(f"<h2>Notes</h2><ul>{listed}</ul><h2>Not in the file</h2><ul>{lacking}</ul></html>")
-    try:
-        path.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
+    write_whole(path, "\n".join(parts))
 
 
 def table(head: list[str], rows: list[list[str]], numeric: bool = False) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from prefixsim.errors import InputError, Problem, nearest
 from prefixsim.hardware import profiles as pr
+from prefixsim.hardware.calibrate.cached import cache_bytes, may_be_cached
 from prefixsim.hardware.calibrate.tables import Table, read_table
 from prefixsim.hardware.calibrate.write import number
 from prefixsim.hardware.fitting import F64, Errors, Fit, fit_log, held_out
@@ -100,9 +101,22 @@ def fit_gemm(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict
         if len(part) < 200 or peak is None:
             continue
         chip = Chip(peak.value * 1e12, base.device.mem_bandwidth_gb_per_s.value * 1e9, base.device.sm_count.value)
-        fit, rows, errors = gemm_rows(part, chip, dtype)
+        fit, rows, errors = gemm_rows(part.where(~cached_gemms(part, chip, dtype)), chip, dtype)
         out[key] = Section(gemm_section(fit, rows, errors, _source(part), date), rows, errors, _source(part))
     return out
+
+
+def cached_gemms(part: Table, chip: Chip, dtype: str) -> Any:
+    """(N,) rows whose weights may have come from the GPU's cache."""
+    m, n, k, t = (part.number[c] for c in ("m", "n", "k", "latency_us"))
+    size = n * k * dtype_bytes(dtype)[0]
+    return may_be_cached(size, 2e6 * m * n * k / chip.flops, cache_bytes(size, t, chip), chip)
+
+
+def cached_decodes(b: F64, kv: F64, nkv: F64, t: F64, chip: Chip) -> Any:
+    """(N,) rows of decode attention whose KV may have come from the GPU's cache."""
+    size = b * kv * nkv * 4.0 * HEAD_DIM
+    return may_be_cached(size, np.zeros_like(size), cache_bytes(size, t, chip), chip)
 
 
 def gemm_rows(
@@ -204,9 +218,11 @@ def fit_decode(table: Table, base: pr.GpuProfile, backend: str, date: str) -> di
     keep = (nkv < nq) & (nkv <= 8) & (nq <= 16 * nkv) & (b <= 1024) & (b * kv <= 1 << 22) & (kv >= 16)
     if keep.sum() < 50:
         return {}
-    b, kv, nq, nkv, t = (x[keep] for x in (b, kv, nq, nkv, t))
-    out = held_out([f"{x:.0f}/{y:.0f}" for x, y in zip(nq, nkv, strict=True)])
     chip = _bf16_chip(base)
+    b, kv, nq, nkv, t = (x[keep] for x in (b, kv, nq, nkv, t))
+    read = ~cached_decodes(b, kv, nkv, t, chip)
+    b, kv, nq, nkv, t = (x[read] for x in (b, kv, nq, nkv, t))
+    out = held_out([f"{x:.0f}/{y:.0f}" for x, y in zip(nq, nkv, strict=True)])
 
     def model(v: F64, rows: Any) -> F64:
         return decode_us(v, chip, b[rows], kv[rows], nkv[rows])

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from prefixsim.hardware import profiles as pr
-from prefixsim.hardware.calibrate.write import number, profile_path, to_yaml, write_text
+from prefixsim.hardware.calibrate.write import number, profile_path, to_yaml
+from prefixsim.paths import write_whole
 
 PROMPT = 8192
 LEAVES = 2000
@@ -59,8 +60,8 @@ def calibrate_host(out: Path, name: str, budget_s: float, json_: bool, make_tree
     path = profile_path(out, "hosts", name)
     raw = path.with_suffix(".raw.csv")
     lines = ["number,median,p10,p90,what", *(f'{k},{m:.3f},{a:.3f},{b:.3f},"{w}"' for k, m, a, b, w in rows)]
-    write_text(raw, "\n".join(lines) + "\n")
-    write_text(
+    write_whole(raw, "\n".join(lines) + "\n", folders=True)
+    write_whole(
         path, to_yaml(profile, "Measured by: prefixsim calibrate --host. Tree costs are those of a tree in Python.")
     )
     if json_:

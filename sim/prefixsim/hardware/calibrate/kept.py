@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prefixsim.hardware.calibrate.write import write_text
-from prefixsim.paths import read_regular
+from prefixsim.paths import read_regular, write_whole
 
 MAX_BYTES = 64 << 20
 
@@ -51,7 +50,7 @@ class Kept:
         self.path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        write_text(self.path, json.dumps({"where": self.where, "sections": self.sections}) + "\n")
+        write_whole(self.path, json.dumps({"where": self.where, "sections": self.sections}) + "\n", folders=True)
 
 
 def _rows(value: Any) -> list[dict[str, Any]]:

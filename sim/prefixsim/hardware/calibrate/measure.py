@@ -35,9 +35,10 @@ from prefixsim.hardware.calibrate.fit import (
 )
 from prefixsim.hardware.calibrate.kept import Kept
 from prefixsim.hardware.calibrate.tables import Table
-from prefixsim.hardware.calibrate.write import number, profile_path, to_yaml, write_text
+from prefixsim.hardware.calibrate.write import number, profile_path, to_yaml
 from prefixsim.hardware.fitting import F64, Errors, fit_log, held_out
 from prefixsim.hardware.gemm import Chip
+from prefixsim.paths import write_whole
 
 CPU_GEMM_BOUNDS = [
     (0.0, 500.0), (0.02, 1.0), (0.02, 1.0), (0.5, 8.0), (0.0, 4000.0), (0.0, 0.01),
@@ -79,7 +80,7 @@ def calibrate_device(
     chosen = [s for s in SECTIONS if wanted is None or s in wanted]
     _measure(Timer(torch, device), {s: SECTIONS[s] for s in chosen}, budget_s, kept, _say)
     rows = [row for section in chosen for row in kept.sections[section]]
-    write_text(raw, _csv(rows))
+    write_whole(raw, _csv(rows), folders=True)
     what = f"measured by: prefixsim calibrate --device {device}; raw rows: {raw.name}; clocks {clocks} -> {_clocks(torch, device)}"
     result = _profile(torch, device, name, base, rows, what)
     summary: dict[str, Any] = {
@@ -93,7 +94,7 @@ def calibrate_device(
         _say("too few rows of the gemm section: no profile, the raw rows are kept")
     else:
         profile, errors = result
-        write_text(path, to_yaml(profile, f"Measured by: prefixsim calibrate --device {device}"))
+        write_whole(path, to_yaml(profile, f"Measured by: prefixsim calibrate --device {device}"))
         summary |= {"profile": str(path), "validity": profile.validity}
         summary["held_out"] = {
             k: {"n": e.n, "mape_pct": round(e.mape_pct, 2), "p90_pct": round(e.p90_pct, 2)} for k, e in errors.items()

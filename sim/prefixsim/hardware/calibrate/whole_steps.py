@@ -2,7 +2,8 @@
 
 A layer is four GEMMs (qkv, o, gate_up, down), attention and, from TP 2, two all-reduces, each a row of the tables; the
 models are all that the tables' shapes allow (hidden sizes, heads and MLP widths of no model in particular). `held_out`
-steps have at least half of their GEMM shapes among those the fit never saw.
+steps have at least half of their GEMM shapes among those the fit never saw. Steps with a row that may have been read from
+the GPU's cache say nothing of serving and are left out (`cached.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from prefixsim.hardware import profiles as pr
-from prefixsim.hardware.calibrate.fit import decode_us, prefill_us
+from prefixsim.hardware.calibrate.fit import cached_decodes, cached_gemms, decode_us, prefill_us
 from prefixsim.hardware.calibrate.tables import Table, read_table
 from prefixsim.hardware.costs import allreduce_us
 from prefixsim.hardware.fitting import F64, Errors, held_out
@@ -60,10 +62,11 @@ def whole_step_errors(
     mine = {n: t.where(gpu=table_gpu) for n, t in tables.items() if t is not None}
     if any(len(t) == 0 for n, t in mine.items() if n != "allreduce"):
         return None
-    gemm = _by_shape(mine["gemm"].where(gemm_dtype=dtype))
+    chip, table = _chip(gpu, dtype), mine["gemm"].where(gemm_dtype=dtype)
+    gemm = _by_shape(table, ~cached_gemms(table, chip, dtype))
     hidden_shapes = dict(zip(gemm, held_out([f"{n}x{k}" for n, k in gemm]), strict=True))
     prefill = _rows(mine["prefill_attention"], ("batch_size", "isl"))
-    decode = _rows(mine["decode_attention"], ("batch_size", "step"))
+    decode = _rows(mine["decode_attention"], ("batch_size", "step"), _chip(gpu, "bfloat16"))
     reduce = {g: _reduce(mine["allreduce"], g) for g in (2, 4, 8)}
     fit = gpu.gemm_bf16 if dtype == "bfloat16" else gpu.gemm_fp8
     if fit is None:
@@ -111,9 +114,10 @@ def _layers(gemm: dict[tuple[int, int], tuple[F64, F64]]) -> Iterator[tuple[list
                     yield shapes, nq, nkv, hidden
 
 
-def _by_shape(table: Table) -> dict[tuple[int, int], tuple[F64, F64]]:
-    """(n, k) -> (m ascending, latency)."""
+def _by_shape(table: Table, good: npt.NDArray[np.bool_]) -> dict[tuple[int, int], tuple[F64, F64]]:
+    """(n, k) -> (m ascending, latency; NaN where not good)."""
     m, n, k, t = (table.number[c] for c in ("m", "n", "k", "latency_us"))
+    t = np.where(good, t, np.nan)
     order = np.lexsort((m, k, n))
     m, n, k, t = m[order], n[order], k[order], t[order]
     cuts = np.flatnonzero((np.diff(n) != 0) | (np.diff(k) != 0)) + 1
@@ -129,10 +133,16 @@ def _lookup(row: tuple[F64, F64], m: F64) -> F64:
     return np.where(row[0][i] == m, row[1][i], np.nan)
 
 
-def _rows(table: Table, columns: tuple[str, str]) -> dict[tuple[int, int], tuple[F64, F64, F64]]:
+def _rows(
+    table: Table, columns: tuple[str, str], chip: Chip | None = None
+) -> dict[tuple[int, int], tuple[F64, F64, F64]]:
+    """(query heads, KV heads) -> the two columns and latency. chip: without decode rows that may have been cached."""
     vllm = table.where(backend="vllm")
     names, counts = np.unique(vllm.text["kernel_source"], return_counts=True)
     vllm = vllm.where(kernel_source=str(names[np.argmax(counts)])) if len(names) else vllm
+    if chip is not None:
+        b, step, heads, t = (vllm.number[c] for c in (*columns, "num_key_value_heads", "latency_us"))
+        vllm = vllm.where(~cached_decodes(b, step + 1, heads, t, chip))
     out = {}
     for nq, nkv in HEADS:
         part = vllm.where((vllm.number["num_heads"] == nq) & (vllm.number["num_key_value_heads"] == nkv))
@@ -151,17 +161,20 @@ def _reduce(table: Table, gpus: int) -> tuple[F64, F64] | None:
     return part.number["message_size"][order], part.number["latency_us"][order]
 
 
-def _gemm(fit: pr.Gemm, gpu: pr.GpuProfile, dtype: str, m: F64, n: int, k: int) -> F64:
+def _chip(gpu: pr.GpuProfile, dtype: str) -> Chip:
     peak = gpu.device.peak_dense_bf16_tflops if dtype == "bfloat16" else gpu.device.peak_dense_fp8_tflops
     assert peak is not None
-    chip = Chip(peak.value * 1e12, gpu.device.mem_bandwidth_gb_per_s.value * 1e9, gpu.device.sm_count.value)
+    return Chip(peak.value * 1e12, gpu.device.mem_bandwidth_gb_per_s.value * 1e9, gpu.device.sm_count.value)
+
+
+def _gemm(fit: pr.Gemm, gpu: pr.GpuProfile, dtype: str, m: F64, n: int, k: int) -> F64:
+    chip = _chip(gpu, dtype)
     weight, act = dtype_bytes(dtype)
     return gemm_us(GemmNumbers.of(fit), chip, m, n, k, weight_bytes=weight, act_bytes=act)
 
 
 def _attention(gpu: pr.GpuProfile, kind: str, b: F64, length: F64, nq: int, nkv: int) -> F64:
-    d = gpu.device
-    chip = Chip(d.peak_dense_bf16_tflops.value * 1e12, d.mem_bandwidth_gb_per_s.value * 1e9, d.sm_count.value)
+    chip = _chip(gpu, "bfloat16")
     if kind == "prefill":
         a = gpu.prefill_attention
         v = np.array([a.t0_us.value, a.tile_us.value, a.eff_flops_ratio.value, a.longest_share.value])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from prefixsim.errors import OutputError
 from prefixsim.hardware.profiles import Number
 
 
@@ -56,23 +53,6 @@ def _section(model: BaseModel, lines: list[str], indent: str) -> None:
 
 def _plain(value: float) -> str:
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file through a temporary name, so that an interrupted run leaves no half file. Raises OutputError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as f:
-                f.write(text)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        raise OutputError(f"{path}: cannot be written: {exc.strerror or exc}") from None
 
 
 def profile_path(out: Path, kind: str, name: str) -> Path:

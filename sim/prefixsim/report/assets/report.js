@@ -46,7 +46,12 @@
       const axis = layout[name];
       Object.assign(axis, { gridcolor: grid, linecolor: css("--line"), zerolinecolor: css("--line"), tickfont: { color: soft }, automargin: true });
       if (axis.title) axis.title = Object.assign({ font: { color: soft, size: 12 }, standoff: 6 }, axis.title);
-      if (axis.categoryarray) axis.categoryarray = axis.categoryarray.map(safe);
+      for (const list of ["categoryarray", "tickvals", "ticktext"]) if (axis[list]) axis[list] = axis[list].map(safe);
+      if (name[0] === "x" && axis.side !== "top") Object.assign(axis, { ticks: "outside", ticklen: 4, tickcolor: "rgba(0,0,0,0)" });
+      if (narrow && axis.ticktext && name[0] === "x") {
+        const keep = (list) => list.filter((_, i) => i % Math.ceil(axis.ticktext.length / 4) === 0);
+        Object.assign(axis, { tickvals: keep(axis.tickvals), ticktext: keep(axis.ticktext), tickangle: 0 });
+      }
       if (touch) axis.fixedrange = true;
     }
     return layout;

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from prefixsim.errors import TraceError
 from prefixsim.scenario.workload import Trace
 from prefixsim.workload import links
 from prefixsim.workload.checks import dense_ids, times_ns, whole
@@ -65,8 +66,11 @@ def read_native(path: Path) -> Workload:
 
 
 def workload_from_rows(rows: Iterable[Mapping[str, Any]], source: Source) -> Workload:
-    """A workload from native rows already parsed, in row order. For inline cases and tests."""
-    data = b"".join(msgspec.json.encode(dict(row)) + b"\n" for row in rows)
+    """A workload from native rows already parsed, in row order. For inline cases and tests. Raises TraceError."""
+    try:
+        data = b"".join(msgspec.json.encode(dict(row)) + b"\n" for row in rows)
+    except (UnicodeEncodeError, OverflowError) as exc:
+        raise TraceError(f"rows that cannot be written as JSON: {exc}") from None
     return _read(_Inline(data), Trace(path="<inline>"), source)
 
 

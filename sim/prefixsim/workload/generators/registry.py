@@ -65,7 +65,15 @@ def generate(spec: Any, *, base_dir: Path, seed: int) -> Workload:
     _enough_memory(spec)
     w = known[name](spec, GenerateContext(seed, base_dir))
     canonical = json.dumps([spec.model_dump(mode="json"), seed], sort_keys=True)
-    return replace(w, source=replace(w.source, sha256=hashlib.sha256(canonical.encode()).hexdigest()))
+    notes, asked = w.source.notes, getattr(spec, "requests", None) or 0
+    if w.n < asked:
+        why = (
+            ""
+            if getattr(spec, "max_prompt_tokens", None) is None
+            else ": sessions end where max_prompt_tokens is reached"
+        )
+        notes = (*notes, f"{asked:,} requests were asked for, the generator {name} made {w.n:,}{why}")
+    return replace(w, source=replace(w.source, sha256=hashlib.sha256(canonical.encode()).hexdigest(), notes=notes))
 
 
 def _enough_memory(spec: Any) -> None:

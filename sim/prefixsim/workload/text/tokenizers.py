@@ -94,6 +94,9 @@ def _tokenizers(path: Path) -> Tokenizer:
     size = fast.get_vocab_size()
 
     def encode(text: str) -> list[int]:
-        return list(fast.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(fast.encode(text, add_special_tokens=False).ids)
+        except Exception as exc:  # some faults of the file show at the first text that meets them
+            raise TraceError(f"{path}: cannot encode {text[:40]!r}: {exc!s:.300}") from None
 
     return Tokenizer(encode, f"Hugging Face tokenizers file {path.name} ({size:,} tokens)", True)
