@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
-NS_PER_US = 1_000
 GIB = 1 << 30
 MAX_TIME_S = 9.0e9
 """Largest time a file may hold, in seconds (285 years): int64 nanoseconds end at 9.22e9 s."""
@@ -17,8 +15,3 @@ def seconds_to_ns(seconds: float) -> int:
     if not math.isfinite(seconds) or abs(seconds) > MAX_TIME_S:
         raise ValueError(f"{seconds} s is not a time this program can hold (finite, at most {MAX_TIME_S:g} s)")
     return round(seconds * NS_PER_S)
-
-
-def ns_to_seconds(ns: int) -> float:
-    """Nanoseconds to seconds."""
-    return ns / NS_PER_S

@@ -27,11 +27,6 @@ class Segments:
     visit_segment: I64
     visit_end: I64
 
-    @property
-    def n(self) -> int:
-        """Number of rows, which is also the number of segments (some may be empty)."""
-        return int(self.visit_offset.shape[0]) - 1
-
 
 def build_segments(trie: Trie) -> Segments:
     """Segments of an interned workload. O(runs x log rows)."""

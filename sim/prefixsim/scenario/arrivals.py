@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from prefixsim.scenario.base import Strict
 from prefixsim.scenario.distribution import Distribution, constant
 
-PROCESSES = ("poisson", "constant", "gamma", "weibull", "day_curve", "replay", "closed_loop", "all_at_once")
-
 _NEEDS: dict[str, tuple[set[str], set[str]]] = {  # process -> (needed, allowed besides)
     "poisson": ({"rate_per_s"}, set()),
     "constant": ({"rate_per_s"}, set()),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from prefixsim.workload.table import Workload
 
 Atom = tuple[int, int]
@@ -143,12 +141,6 @@ def rows_written_out(trie: Any) -> list[list[int]]:
 def same_partition(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """True when equal entries of `a` are at the places of equal entries of `b`, and the other way round."""
     return len(a) == len(b) and len(set(zip(a, b, strict=True))) == len(set(a)) == len(set(b))
-
-
-def as_arrays(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as (offsets, flat)."""
-    offset = np.cumsum([0, *map(len, rows)])
-    return offset, np.array([x for row in rows for x in row], dtype=np.int64)
 
 
 def choose_sources(

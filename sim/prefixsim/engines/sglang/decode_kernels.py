@@ -96,17 +96,6 @@ def merge_last(scalars, slots, lists):
 
 
 @lean_kernel
-def pages_needed(scalars, slots, running, order, n):
-    """Pages the next decode of running[order[:n]] really takes."""
-    page = scalars[S_PAGE]
-    need = 0
-    for i in range(n):
-        if slots[running[order[i]], R_COMMITTED] % page == 0:
-            need += 1
-    return need
-
-
-@lean_kernel
 def fits(scalars, nodes, table, heap, need):
     """Whether `need` pages can be had, after evicting for them."""
     if scalars[S_DISABLED] == 0:
