@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-KERNEL_TESTS := tests/vllm tests/sglang tests/tiers tests/workload tests/analysis
+KERNEL_TESTS := tests/vllm tests/sglang tests/tiers tests/warm tests/workload tests/analysis
 
 .PHONY: help run test lint types layers unit conformance nojit coverage mutation boundscheck slow docs wheel bench bench-peers study calibrate-cpu lock clean
 

@@ -47,9 +47,10 @@ def explained() -> dict[str, dict[str, str]]:
     return tomllib.loads((HERE / "explained.toml").read_text())
 
 
-def sample(module: str, seed: int, most: int) -> list[Mutant]:
-    """Mutants of a module in the seed's order, `most` of them (0: all)."""
+def sample(target: dict[str, Any], module: str, seed: int, most: int) -> list[Mutant]:
+    """Mutants of a module in the seed's order, `most` of them (0: all); none of the lines that the target skips."""
     found = mutants((PACKAGE / module).read_text())
+    found = [m for m in found if not m.name.startswith(tuple(target.get("skip", ())))]
     found.sort(key=lambda m: hashlib.sha256(f"{seed}|{module}|{m.name}".encode()).digest())
     return found[: most or None]
 
@@ -143,6 +144,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="start no mutant after so long (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="which sample (default 0)")
     parser.add_argument("--only", default="", help="targets or modules whose name contains this")
+    parser.add_argument("--match", default="", help="of these, faults whose name contains this")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
@@ -163,7 +165,8 @@ def main() -> int:
                 (module, m)
                 for module in target["modules"]
                 if options.only in target["name"] or options.only in module
-                for m in sample(module, options.seed, options.sample)
+                for m in sample(target, module, options.seed, options.sample)
+                if options.match in m.name
             ]
 
             def keep(module: str, name: str, outcome: str, stamp: str = stamp) -> None:

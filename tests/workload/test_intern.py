@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,19 +142,37 @@ def test_pieces_of_one_id_are_equal_or_disjoint():
     assert rows[2][:2] == rows[0][:2]
 
 
-def test_rows_that_hop_between_many_branches():
-    """They need more runs than were reserved; and runs of blocks that go on are joined where elements' runs don't."""
-    rng = np.random.default_rng(1)
-    requests = [([(int(i), 1) for i in rng.integers(0, 3, 40)], 1, 0, 0) for _ in range(300)]
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_rows_that_go_on_from_others(seed, g):
+    """Conversations: rows begin with the whole of the row before, or of an earlier one, or leave it on the way."""
+    rng = random.Random(seed)
+    rows: list[list[tuple[int, int]]] = []
+    requests = []
+    for _ in range(rng.randint(2, 25)):
+        stem = rng.choice([*rows[-1:], *rows]) if rows and rng.random() < 0.8 else []
+        stem = stem[: rng.randint(0, len(stem))] if rng.random() < 0.3 else stem
+        prompt = stem + [(i := rng.randrange(4), 1 + i % 2) for _ in range(rng.randint(not stem, 4))]
+        output = [(i := rng.randrange(4), 1 + i % 2) for _ in range(rng.randint(1, 3))] if rng.random() < 0.8 else 2
+        requests.append((prompt, output, int(rng.random() < 0.1), 0))
+        rows.append(prompt + (output if isinstance(output, list) else []))
     w = workload(requests)
-    twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), namespaces(w, "vllm"))
     trie = build_trie(w, "vllm")
+    twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), spaces(w, "vllm"))
     assert reference.rows_written_out(trie) == twin["rows"]
-    for g in (2, 3, 5):
-        found, chains = chain_rows(w, "vllm", g), build_chains(trie, g)
-        expected = reference.chain_rows(w, [0] * w.n, g)
-        assert reference.same_partition([x for row in found for x in row], [x for row in expected for x in row])
-        assert chains.run_start.shape[0] == sum(y != x + 1 for row in found for x, y in pairwise([-2, *row]))
+    found, chains = chain_rows(w, "vllm", g), build_chains(trie, g)
+    expected = reference.chain_rows(w, spaces(w, "vllm"), g)
+    assert reference.same_partition([x for row in found for x in row], [x for row in expected for x in row])
+    assert chains.run_start.shape[0] == sum(y != x + 1 for row in found for x, y in pairwise([-2, *row]))
+
+
+def test_runs_outgrow_their_first_room():
+    """Row k has k - 1 elements of k - 1 earlier rows: as many runs, far more in all than were reserved."""
+    requests = [([(i, 1) for i in range(k)] + [(1000 + k, 1)], 1, 0, 0) for k in range(80)]
+    w = workload(requests)
+    trie = build_trie(w, "vllm")
+    assert trie.run_start.shape[0] > 3000
+    twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), namespaces(w, "vllm"))
+    assert reference.rows_written_out(trie) == twin["rows"]
 
 
 def test_rows_below_one_block_have_no_chains():

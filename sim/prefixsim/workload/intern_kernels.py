@@ -134,7 +134,6 @@ def intern_some(
         if n_runs + (stop - p) + 1 > run_start.shape[0]:
             break
         first_piece = p
-        first_run = n_runs
         cur = np.int64(-1 - namespace[r])
         while p < stop:
             c = piece_id[p]
@@ -168,7 +167,7 @@ def intern_some(
                 n_runs += 1
                 continue
             # new from here to the end of the row
-            if not appended or n_runs == first_run:
+            if not appended:
                 run_start[n_runs] = n_elements
                 n_runs += 1
             depth = element_end[cur] if cur >= 0 else np.int64(0)
