@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from prefixsim.engines.sglang.arenas import Arenas
 from prefixsim.engines.sglang.engine import SglangEngine
 from prefixsim.errors import DoesNotFitError, ScenarioError
 from prefixsim.hardware.steptime import HostCosts
@@ -351,3 +352,28 @@ def test_many_steps_thin_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.timeline_stride == 8
     assert record.timeline.shape[0] == -(-record.totals["steps"] // 8)
     assert record.gaps[:, 1].sum() == 19_999
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "dfs-weight"])
+def test_growing_arrays_changes_nothing(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """Nodes, table, heap, slots, commits, timeline and gaps begin with next to no room."""
+    w = crowd(spacing_ns=MS // 100)
+    more = {"keep_commits": True, "schedule_policy": policy, "chunked_prefill_size": 50}
+    roomy = run(engine_of(w, 3000, **more))
+    nodes, slots = Arenas.grow_nodes, Arenas.grow_slots
+    monkeypatch.setattr(Arenas, "grow_nodes", lambda a, n: nodes(a, 4 if n == 1 << 10 else n))
+    monkeypatch.setattr(Arenas, "grow_slots", lambda a, n: slots(a, 1 if n == 64 else n))
+    tight = engine_of(w, 3000, **more)
+    a = tight.arenas
+    assert (a.nodes.shape[0], a.slots.shape[0]) == (4, 1)
+    a.commits, a.timeline, a.gaps = a.commits[:1].copy(), a.timeline[:2].copy(), a.gaps[:2].copy()
+    run(tight)
+    check_arrays(tight)
+    assert a.nodes.shape[0] > 16
+    assert a.slots.shape[0] > 8
+    assert np.array_equal(tight.inputs.rows, roomy.inputs.rows)
+    ours, theirs = tight.record(), roomy.record()
+    assert np.array_equal(ours.timeline, theirs.timeline)
+    assert np.array_equal(ours.gaps, theirs.gaps)
+    assert np.array_equal(ours.first_commit_ns, theirs.first_commit_ns)
+    assert ours.totals == theirs.totals
