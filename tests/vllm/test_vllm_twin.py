@@ -359,6 +359,27 @@ def test_cut_into_pieces_gives_the_same(seed: int) -> None:
     assert sorted(r for r, _ in completed) == np.flatnonzero(awaited).tolist()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_growing_arrays_changes_nothing(seed: int) -> None:
+    """Queue, gaps and timeline begin with next to no room."""
+    _, w, s = timed_case(seed)
+    engines = [timed_engine(w, s, coefficients()) for _ in range(2)]
+    tight = engines[1]
+    tight.replace_array("gaps", tight.gaps[:1].copy())
+    tight.replace_array("timeline", tight.timeline[:1].copy())
+    tight.replace_array("queue", tight.queue[:1].copy())
+    tight.replace_array("heap", tight.heap[:1].copy())
+    for engine in engines:
+        engine.submit(np.arange(w.n), w.arrival_ns)
+        engine.advance(NEVER)
+    a, b = (engine.record() for engine in engines)
+    assert min(tight.gaps.shape[0], tight.timeline.shape[0], tight.queue.shape[0]) > 1
+    assert np.array_equal(engines[0].inputs.rows, tight.inputs.rows)
+    assert np.array_equal(a.timeline, b.timeline)
+    assert np.array_equal(a.gaps, b.gaps)
+    assert a.totals == b.totals
+
+
 def test_the_hypotheses_are_not_vacuous() -> None:
     """Among the drawn timed cases are preemptions, late first tokens, refusals, cuts and wasted slots' requests."""
     totals = {"preemptions": 0, "rejected": 0, "cut_at_max_model_len": 0, "evicted_blocks": 0}
