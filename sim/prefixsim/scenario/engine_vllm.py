@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from prefixsim.scenario.base import Strict
 
+VLLM_VERSIONS = ("0.33", "0.11")
+
 
 class VllmFacts(Strict):
     """Switches for what changed between versions; None: as the version in `kind` has it.

@@ -108,9 +108,7 @@ class TwinScheduler:
     def __init__(self, config: TwinConfig, step_ns: Callable[[Batch], int] = lambda batch: 1) -> None:
         self.c = config
         self.step_ns = step_ns
-        self.pool = TwinPool(
-            config.num_gpu_blocks, split_free_queue=config.split_free_queue, caching=config.enable_prefix_caching
-        )
+        self.pool = TwinPool(config.num_gpu_blocks, split_free_queue=config.split_free_queue)
         self.watermark_blocks = int(config.watermark * config.num_gpu_blocks)
         self.running: list[TwinRequest] = []
         self.waiting: deque[TwinRequest] = deque()

@@ -16,10 +16,9 @@ class TwinPool:
     copies: for each key its cached blocks, oldest first; vLLM never de-duplicates. ever: keys committed at any time.
     """
 
-    def __init__(self, num_gpu_blocks: int, *, split_free_queue: bool = True, caching: bool = True) -> None:
+    def __init__(self, num_gpu_blocks: int, *, split_free_queue: bool = True) -> None:
         self.num_gpu_blocks = num_gpu_blocks
         self.split_free_queue = split_free_queue
-        self.caching = caching
         self.free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(1, num_gpu_blocks))
         self.ref = [0] * num_gpu_blocks
         self.key: list[Key | None] = [None] * num_gpu_blocks
@@ -30,11 +29,10 @@ class TwinPool:
     def lookup(self, keys: Sequence[Key], limit: int) -> list[int]:
         """Cached blocks of the longest prefix: stop at the first key that is missing, after `limit` blocks at most."""
         hits: list[int] = []
-        if self.caching:
-            for key in keys[:limit]:
-                if key not in self.copies:
-                    break
-                hits.append(self.copies[key][0])  # the oldest copy
+        for key in keys[:limit]:
+            if key not in self.copies:
+                break
+            hits.append(self.copies[key][0])  # the oldest copy
         return hits
 
     def evictable(self, blocks: Sequence[int]) -> int:
@@ -66,10 +64,9 @@ class TwinPool:
 
     def commit(self, block: int, key: Key) -> None:
         """A full block becomes findable; an equal key cached before stays ahead of it."""
-        if self.caching:
-            self.key[block] = key
-            self.copies.setdefault(key, []).append(block)
-            self.ever.add(key)
+        self.key[block] = key
+        self.copies.setdefault(key, []).append(block)
+        self.ever.add(key)
 
     def release(self, table: Sequence[int]) -> None:
         """Frees a request's blocks, tail first. Cached ones go to the back of the queue; the others, in that same order,
