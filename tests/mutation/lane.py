@@ -43,8 +43,14 @@ def targets() -> list[dict[str, Any]]:
 
 
 def explained() -> dict[str, dict[str, str]]:
-    """Reason of every survivor that cannot be told from the original, by module and name."""
+    """Why survivors cannot be told from the original, by module and name; `*` as the function stands for any."""
     return tomllib.loads((HERE / "explained.toml").read_text())
+
+
+def reason(reasons: dict[str, dict[str, str]], module: str, mutant: Mutant) -> str:
+    """The explanation of a survivor, or nothing."""
+    mine = reasons.get(module, {})
+    return mine.get(mutant.name) or mine.get("*" + mutant.name.removeprefix(mutant.function), "")
 
 
 def sample(target: dict[str, Any], module: str, seed: int, most: int) -> list[Mutant]:
@@ -100,7 +106,7 @@ class Lane:
             outcome, took_s = self.child(order, (function_of(*where), mutant.code()), [tests[t] for t in order])
             if outcome != SURVIVED:
                 killer[where] = order[len(took_s)]
-            self.keep(module, mutant.name, outcome)
+            self.keep(module, mutant, outcome)
         return True
 
     @staticmethod
@@ -169,12 +175,12 @@ def main() -> int:
                 if options.match in m.name
             ]
 
-            def keep(module: str, name: str, outcome: str, stamp: str = stamp) -> None:
-                known[f"{stamp} {module} {name}"] = outcome
-                file.write(json.dumps([f"{stamp} {module} {name}", outcome]) + "\n")
+            def keep(module: str, mutant: Mutant, outcome: str, stamp: str = stamp) -> None:
+                known[f"{stamp} {module} {mutant.name}"] = outcome
+                file.write(json.dumps([f"{stamp} {module} {mutant.name}", outcome]) + "\n")
                 file.flush()
-                if outcome == SURVIVED and name not in reasons.get(module, {}):
-                    print(f"SURVIVED {module} {name}", flush=True)
+                if outcome == SURVIVED and not reason(reasons, module, mutant):
+                    print(f"SURVIVED {module} {mutant.name}", flush=True)
 
             work = [(module, m) for module, m in chosen if f"{stamp} {module} {m.name}" not in known]
             if work and time.monotonic() < deadline:
@@ -185,11 +191,11 @@ def main() -> int:
                     return 2
             for module, m in chosen:
                 outcome = known.get(f"{stamp} {module} {m.name}", "not run")
-                reason = reasons.get(module, {}).get(m.name)
-                if outcome == SURVIVED:
-                    outcome = "survived, explained" if reason else "survived, new"
-                    if not reason:
-                        surprises.setdefault(module, []).append(m.name)
+                if outcome == SURVIVED and reason(reasons, module, m):
+                    outcome = "survived, explained"
+                elif outcome == SURVIVED:
+                    outcome = "survived, new"
+                    surprises.setdefault(module, []).append(m.name)
                 counts[outcome] += 1
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
     if surprises:

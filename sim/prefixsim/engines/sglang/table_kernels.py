@@ -43,7 +43,7 @@ def table_drop(table, chain):
     """Removes a chain id that is there; entries behind it move up, so no tombstones pile up."""
     mask = table.shape[0] - 1
     hole = table_home(table, chain)
-    while table[hole, 0] != chain or table[hole, 1] == NIL:
+    while table[hole, 0] != chain:  # no free slot lies before it, so what stands here is no leftover
         hole = (hole + 1) & mask
     at = hole
     while True:
