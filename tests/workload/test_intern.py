@@ -159,6 +159,7 @@ def test_rows_that_go_on_from_others(seed, g):
     trie = build_trie(w, "vllm")
     twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), spaces(w, "vllm"))
     assert reference.rows_written_out(trie) == twin["rows"]
+    assert trie.run_start.shape[0] == sum(y != x + 1 for row in twin["rows"] for x, y in pairwise([-2, *row]))
     found, chains = chain_rows(w, "vllm", g), build_chains(trie, g)
     expected = reference.chain_rows(w, spaces(w, "vllm"), g)
     assert reference.same_partition([x for row in found for x in row], [x for row in expected for x in row])
