@@ -64,8 +64,9 @@ def validity(report: FitReport, steps: StepErrors | None) -> str:
             f"step time ±{e.mape_pct:.0f} % (p90 {e.p90_pct:.0f} %) on whole dense bf16 steps of shapes not fitted, TP <= 8"
         )
     if past and "prefill_attention" in has:
-        p, m = report.sections["prefill_attention"].errors, report.sections["mixed_decode_penalty_ratio"].errors
-        known.append(f"attention with past KV ±{p.mape_pct:.0f} %, mixed batches ±{m.mape_pct:.0f} % on held-out rows")
+        parts = ("prefill_attention", "decode_attention", "mixed_decode_penalty_ratio")
+        p, d, m = (f"±{report.sections[x].errors.mape_pct:.0f} %" for x in parts)
+        known.append(f"prefill attention with past KV {p}, decode attention {d}, mixed batches {m} on held-out rows")
     if "gemm_fp8" in has:
         known.append(f"FP8 GEMMs ±{report.sections['gemm_fp8'].errors.mape_pct:.0f} % a kernel")
     doubts = [] if past else ["past-KV prefill"]
