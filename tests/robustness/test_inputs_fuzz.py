@@ -24,7 +24,7 @@ HEAVY = (
 
 @pytest.mark.parametrize("name", input_kinds.CASES)
 def test_damaged_inputs(tmp_path, name):
-    made(tmp_path, name, count=12 if name in HEAVY else 40, seed=1)
+    made(tmp_path, name, count=6 if name in HEAVY else 30, seed=1)
 
 
 @pytest.mark.slow
