@@ -70,9 +70,10 @@ def svg(width: int, height: int, title: str, body: list[str]) -> str:
     return "\n".join([head, f"<title>{title}</title>", *body, "</svg>", ""])
 
 
-def text(x: float, y: float, words: str, anchor: str = "start") -> str:
-    """Words."""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{words}</text>'
+def text(x: float, y: float, words: str, anchor: str = "start", colour: str = "") -> str:
+    """Words; on a bar they need a colour of their own."""
+    fill = f' fill="{colour}"' if colour else ""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{fill}>{words}</text>'
 
 
 def bar(x: float, y: float, length: float, colour: str, height: int = 16) -> str:
@@ -129,7 +130,7 @@ def radix_picture() -> str:
             if above is not None and y != above:
                 body.append(f'<path d="M{x:g} {above + 8:g}V{y + 8:g}h4" fill="none" stroke="currentColor"/>')
             body.append(bar(x + 3, y, len(node.pages) * CELL - 4, HIT if node.pages[0] in hit else NEW))
-            body.append(text(x + len(node.pages) * CELL / 2, y + 13, str(len(node.pages)), "middle"))
+            body.append(text(x + len(node.pages) * CELL / 2, y + 13, str(len(node.pages)), "middle", "#10151a"))
         for i, child in enumerate(node.children.values()):
             line += i > 0
             draw(child, y if node.pages else None)

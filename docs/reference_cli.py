@@ -15,6 +15,36 @@ GUIDES = {
     "sweep": "studies.md", "trace": "traces.md", "validate": "scenario.md",
 }  # fmt: skip
 """Pages that explain a command."""
+EXAMPLES = {
+    "calibrate": ["prefixsim calibrate --gpu my-gpu", "prefixsim calibrate --host"],
+    "check": ["prefixsim check scenarios/*.yaml --baseline baseline.json --junit prefixsim.xml"],
+    "compare": ["prefixsim compare runs/before runs/after --engine vllm"],
+    "compare-metrics": ["prefixsim compare-metrics runs/mine after.txt --before before.txt"],
+    "curve": ["prefixsim curve quickstart --granularity 1,16 --gpu h100-sxm-80g --model llama-3.1-8b"],
+    "explain": ["prefixsim explain conversation_trace.jsonl --granularity 16,512"],
+    "export": ["prefixsim export runs/mine --format chrome-trace --from 60 --to 90 --out run.json.gz"],
+    "hw list": ["prefixsim hw list"],
+    "hw show": ["prefixsim hw show h100-sxm-80g"],
+    "kv-capacity": [
+        "prefixsim kv-capacity --gpu h100-sxm-80g --model llama-3.1-70b --tensor-parallel-size 4 --engine vllm"
+    ],
+    "plan": ["prefixsim plan scenarios/studies/plan_quick.yaml"],
+    "replay": ["prefixsim replay trace.jsonl --engine vllm --mode scheduler --num-gpu-blocks 1000"],
+    "report": ["prefixsim report runs/mine --explain"],
+    "run": [
+        "prefixsim run quickstart --set engines.vllm.block_size=32",
+        "prefixsim run mooncake --trace conversation_trace.jsonl",
+    ],
+    "schema": ["prefixsim schema > scenario.schema.json"],
+    "step-time": ["prefixsim step-time --gpu h100-sxm-80g --model llama-3.1-8b --prefill 512@4096 --decode 64x1024"],
+    "sweep": ["prefixsim sweep scenarios/studies/block_size.yaml --out runs/blocks --workers 4"],
+    "trace convert": ["prefixsim trace convert conversation_trace.jsonl --out native.jsonl"],
+    "trace describe": ["prefixsim trace describe conversation_trace.jsonl --html trace.html"],
+    "trace fit": ["prefixsim trace fit conversation_trace.jsonl --out like-it.yaml"],
+    "trace formats": ["prefixsim trace formats"],
+    "validate": ["prefixsim validate mine.yaml --resolved"],
+    "warmup": ["prefixsim warmup"],
+}
 PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
 INTRO = """# Command line
 
@@ -55,7 +85,7 @@ def _section(name: str, command: Any) -> list[str]:
         "",
         flat(command.help or "") + (f" See [{guide[:-3]}]({guide})." if guide else ""),
     ]
-    out += ["", "```", usage, *(flat(line) for line in (command.epilog or "").splitlines() if line.strip()), "```"]
+    out += ["", "```", usage, "", *EXAMPLES[name], "```"]
     if command.params:
         out += ["", "| argument | meaning | default |", "|---|---|---|"]
         out += [f"| `{_metavar(p)}` | {cell(getattr(p, 'help', None) or '')} | |" for p in arguments]

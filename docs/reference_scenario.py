@@ -62,18 +62,29 @@ SERVE = """## From a serve command
 Option names are the engines' own: `--block-size 32` is `block_size: 32` in the engine's entry, `--no-x` is `x: false`, a flag without a
 value is `true`. What belongs to the GPU or the model stands under `hardware`. Thus
 
-    vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --gpu-memory-utilization 0.9 \\
-        --max-num-seqs 256 --kv-cache-dtype fp8 --no-async-scheduling
-    sglang serve --model-path meta-llama/Llama-3.1-8B-Instruct --tp-size 2 --mem-fraction-static 0.85 \\
-        --schedule-policy lpm --kv-cache-dtype fp8_e4m3
+    vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 \\
+        --kv-cache-dtype fp8 --gpu-memory-utilization 0.9 --max-num-seqs 256 --no-async-scheduling
+    sglang serve --model-path meta-llama/Llama-3.1-8B-Instruct --tp-size 2 \\
+        --kv-cache-dtype fp8_e4m3 --mem-fraction-static 0.85 --schedule-policy lpm
 
 are, on H100s,
 
 ```yaml
-hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b, tensor_parallel_size: 2, kv_cache_dtype: fp8}
+hardware:
+  gpu: h100-sxm-80g
+  model: llama-3.1-8b
+  tensor_parallel_size: 2
+  kv_cache_dtype: fp8
 engines:
-  - {name: vllm, kind: vllm@0.33, gpu_memory_utilization: 0.9, max_num_seqs: 256, async_scheduling: false}
-  - {name: sglang, kind: sglang@0.5.23, mem_fraction_static: 0.85, schedule_policy: lpm}
+  - name: vllm
+    kind: vllm@0.33
+    gpu_memory_utilization: 0.9
+    max_num_seqs: 256
+    async_scheduling: false
+  - name: sglang
+    kind: sglang@0.5.23
+    mem_fraction_static: 0.85
+    schedule_policy: lpm
 ```
 
 `prefixsim hw list` names the GPUs and models; `model:` also takes the path of a Hugging Face `config.json`. What the server prints at
@@ -123,7 +134,10 @@ def _flags() -> str:
             if key not in NO_FLAG:
                 flag = OTHER_FLAGS.get(key, f"--{key.replace('_', '-')}")
                 rows.append((_code(flag), f"[`{key}`](#{slug(f'engines, kind {engine.lower()}')})", _default(field)))
-        out += [f"| {flag} | {key} | {cell(default)} |" for flag, key, default in sorted(rows)]
+        out += [
+            f"| {flag} | {key} | {cell(default.replace('see right', 'see key'))} |"
+            for flag, key, default in sorted(rows)
+        ]
         out.append("")
     refused = ", ".join(f"`{key}`" for key in sorted(NOT_MODELLED))
     out.append(
@@ -268,7 +282,7 @@ def _default(value: dict[str, Any]) -> str:
         told = "default" in value.get("description", "").lower() or re.search(
             r"\(0\.\d+: ", value.get("description", "")
         )
-        return "see meaning" if told else "none"
+        return "see right" if told else "none"
     if isinstance(default, dict) and default:
         given = {k: v for k, v in default.items() if v is not None}
         if set(given) == {"constant"}:

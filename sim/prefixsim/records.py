@@ -36,7 +36,7 @@ REQUEST_COLUMNS: dict[str, str] = {
     "lookup_tokens": "tokens of the sequence looked up at first admission (the prompt)",
     "ready_ns": "when it could first be scheduled (released, plus block hashing on the host)",
     "device_tokens": "prompt tokens found resident on the device at first admission, before any bypass",
-    "spare": "reserved, 0",
+    "computed_tokens": "longest prefix ever computed on this replica before that lookup, where its rules keep less than they compute (vLLM's window groups); else 0",
 }
 (
     REQ_REPLICA,
@@ -54,9 +54,11 @@ REQUEST_COLUMNS: dict[str, str] = {
     REQ_LOOKUP_TOKENS,
     REQ_READY_NS,
     REQ_DEVICE_TOKENS,
-    REQ_SPARE,
+    REQ_COMPUTED_TOKENS,
 ) = range(16)
-assert len(REQUEST_COLUMNS) == REQ_SPARE + 1
+assert len(REQUEST_COLUMNS) == REQ_COMPUTED_TOKENS + 1
+SHOWN_COLUMNS = tuple(name for name in REQUEST_COLUMNS if name != "computed_tokens")
+"""Columns for people: the ledger says what the last one is for."""
 
 STATUS_PENDING, STATUS_WAITING, STATUS_RUNNING, STATUS_FINISHED, STATUS_REJECTED = range(5)
 STATUS_NAMES = ("pending", "waiting", "running", "finished", "rejected")

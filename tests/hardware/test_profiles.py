@@ -176,3 +176,12 @@ def test_truncated_config(tmp_path: Path) -> None:
     path.write_text('{"hidden_size": 4096,')
     with pytest.raises(ProfileError, match="not valid JSON"):
         model_from_config(path)
+
+
+def test_validity_says_whether_whole_runs_were_compared() -> None:
+    """Kernels within 3 % do not make a run within 3 %: the engine's overheads are this GPU's or another's."""
+    for name in FITTED:
+        gpu = load_gpu(name)
+        here = gpu.engine_vllm.step_us.kind == "fitted"
+        assert ("end to end" in gpu.validity) == here, name
+        assert ("whole runs (engine overheads of another GPU)" in gpu.validity) != here, name

@@ -184,6 +184,10 @@ EFFECTS_OFF: dict[str, list[Off | Callable[[Rows], Rows]]] = {
         {"engines.vllm.num_gpu_blocks_override": 60_000},
         {"workload.mix.scan.workload.templates.document.segments[0].tokens": 10},
     ],
+    "sliding-window": [
+        {"engines.default.prefix_cache_retention_interval": None},
+        {"engines.dense.prefix_cache_retention_interval": 0, "engines.full.layout": "hybrid"},
+    ],
     "tree-of-thought": [{"workload.branches": 1, "workload.keep": 1}],
 }
 """Scenario -> ways to switch its effect off: keys to set, or an edit of the rows of its trace."""

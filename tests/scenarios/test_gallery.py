@@ -90,6 +90,7 @@ def test_study_expands(name):
     data = yaml.safe_load(path.read_text())
     if "axes" not in data:
         spec = load_study(path, PlanSpec)
+        assert spec.spec.window_s, "without a window the answer comes from ramp-up and drain"
         settings = grid.axis_lists(spec.spec.over) or [[{}]]
         spec.scenario({k: v for axis in settings for k, v in axis[0].items()})
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from prefixsim.errors import ScenarioError
 from prefixsim.scenario.study import Axis, Geometric, Range, ZippedAxes
@@ -77,3 +78,15 @@ def test_interval_of_three_values_by_hand() -> None:
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.303 / 3**0.5)
+
+
+def test_zipped_axes_are_as_long_as_their_values() -> None:
+    with pytest.raises(ValidationError, match="different lengths"):  # of 1, 2, 2, 3 the equal ones count once
+        ZippedAxes.model_validate(
+            {
+                "zip": [
+                    {"key": "a", "geometric": {"start": 1, "stop": 3, "points": 4}},
+                    {"key": "b", "values": [1, 2, 3, 4]},
+                ]
+            }
+        )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixsim.errors import PrefixsimError
+from prefixsim.errors import PrefixsimError, ScenarioError
 from prefixsim.scenario.study import Limit, PlanSpec
 from prefixsim.study.executors import SerialExecutor
 from prefixsim.study.load import load_study
@@ -133,3 +133,39 @@ def test_the_cheapest_fleet(tmp_path: Path) -> None:
     assert off.value is not None
     assert 1 <= on.value < off.value
     assert "caching saves" in "\n".join(conclusion(study.spec, [on, off]))
+
+
+BOUNDS = """\
+name: p
+base: quickstart
+limits: [{metric: ttft_s.p99, at_most: 1}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rate: [0, 10]", r"rate: expected two rates, the lower one first, above 0"),
+        ("rate: [10, 1]", r"rate: expected two rates"),
+        ("rate: [1, 1e300]", r"rate: expected two rates"),
+        ("replicas: [0, 4]", r"replicas: expected two numbers of replicas"),
+        ("replicas: [4, 2]", r"replicas: expected two numbers of replicas"),
+        ("replicas: [1, 1000000000]", r"replicas: expected two numbers of replicas"),
+        ("tolerance: 1e-300", r"tolerance: .* greater than or equal to 0.000001"),
+        ("over: [{key: seed, geometric: {start: 1, stop: 2.5, points: 1000000000000}}]", r"over: 1,000,000,000,000 fleet shapes"),
+        ("over: [{key: seed, range: {start: -1e308, stop: 1e308, step: 1}}]", r"range.start: .* greater than or equal to"),
+        ("over: [{key: seed, range: {start: 0, stop: 1, step: 1e-300}}]", r"range.step: "),
+        ("over: [{key: seed, geometric: {start: 1e-300, stop: 1e300, points: 3}}]", r"geometric.start: "),
+        ("over: [{key: hardware.gpu, values: [h200, h20O]}]", r"hardware.gpu=h20O: .*did you mean 'h20'"),
+        ("engines: [vlm]", r"engines: the base has no engine 'vlm' \(did you mean 'vllm'\?\)"),
+    ],
+)  # fmt: skip
+def test_bounds_that_no_search_could_end_in_are_refused_at_once(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(f"{BOUNDS}{text}\n")
+
+    class Refusing(SerialExecutor):
+        def map(self, task: Any, jobs: Any) -> Any:
+            raise AssertionError("nothing was to be run")
+
+    with pytest.raises(ScenarioError, match=said):
+        run_plan(load_study(tmp_path / "p.yaml", PlanSpec), Refusing(), PointStore(tmp_path))

@@ -114,7 +114,9 @@ def test_skipping_the_lookup_still_says_what_was_there() -> None:
 def test_layouts_and_pools_that_are_not_modelled_are_refused() -> None:
     w = work([{"tokens": [1, 2]}])
     with pytest.raises(NotModelledError, match="swa"):
-        started(w, VllmOptions(name="v", layout="swa", sliding_window=8), 10)
+        started(w, VllmOptions(name="v", layout="swa", sliding_window=8, enable_prefix_caching=False), 10)
+    with pytest.raises(ScenarioError, match="sliding_window is missing"):
+        started(w, VllmOptions(name="v", layout="swa"), 10)
     with pytest.raises(DoesNotFitError, match="null block"):
         started(w, VllmOptions(name="v"), 1)
     with pytest.raises(ScenarioError, match="vllm"):

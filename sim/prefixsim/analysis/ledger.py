@@ -19,6 +19,7 @@ from prefixsim.records import (
     REQ_ADMITTED_NS,
     REQ_CACHED_HOST_TOKENS,
     REQ_CACHED_TOKENS,
+    REQ_COMPUTED_TOKENS,
     REQ_DEVICE_TOKENS,
     REQ_KNOWN_TOKENS,
     REQ_RELEASED_NS,
@@ -53,14 +54,12 @@ class LedgerFacts:
 
     caching: False where prefix caching is switched off. keeps_outputs: False where generated tokens are never inserted
     (SGLang `strip_thinking_cache`). keeps_last: False where the last token of a request that ends by a stop token is never
-    computed (all but SGLang's overlap schedule). usable_limit int64 (n,) or None: longest prefix of each prompt its rules let it use even
-    if everything were resident (load-back thresholds, window retention).
+    computed (all but SGLang's overlap schedule). What window groups never keep is in the rows (REQ_COMPUTED_TOKENS).
     """
 
     caching: bool = True
     keeps_outputs: bool = True
     keeps_last: bool = True
-    usable_limit: I64 | None = None
 
 
 def admitted(rows: I64) -> BOOL:
@@ -121,8 +120,10 @@ def ledger(
         level4a = np.minimum(level4, floored(known(segments, workload.prompt_tokens, True)))
     elif not facts.keeps_last and workload.stop.any():
         level4a = np.minimum(level4, floored(known(segments, inserted - workload.stop, True)))
-    if facts.usable_limit is not None:
-        level4a = np.minimum(level4a, facts.usable_limit // granularity * granularity)
+    computed = floored(
+        np.where(inside, rows[:, REQ_COMPUTED_TOKENS], 0)
+    )  # more than `here`: by rule not all of it is kept
+    level4a = level4a - (np.minimum(level4a, np.maximum(computed, here)) - np.minimum(level4a, here))
     level5 = np.minimum(level4a, here)
     level6 = level5
     if first_commit_ns is not None and chains is not None and len(first_commit_ns) > 1:

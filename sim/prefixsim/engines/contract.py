@@ -71,6 +71,8 @@ class Engine(Protocol):
     kind: str
     granularity: int
     capacity_tokens: int
+    longest_tokens: int
+    """Tokens of the longest sequence that an empty pool holds."""
 
     def submit(self, requests: npt.NDArray[np.int64], at_ns: npt.NDArray[np.int64]) -> None:
         """Requests (workload indices) reach this replica at the given times, non-decreasing, not before earlier ones.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from prefixsim.errors import InputError, NotModelledError, Problem, ProfileError, nearest
+from prefixsim.errors import InputError, NotModelledError, Problem, ProfileError, ScenarioError, nearest
 from prefixsim.hardware import memory as mem
 from prefixsim.hardware.memory import KvCapacity
 from prefixsim.hardware.models import ModelProfile, model_from_config
@@ -207,20 +207,44 @@ class Hardware:
             hint=self._hint(parts, total * options.gpu_memory_utilization),
         )
 
-    def _vllm_layout(self, options: VllmOptions) -> tuple[int, str]:
-        """(bytes of one token in a block, note). Layout full: every layer keeps every token (what vLLM does with its
-        hybrid manager off); hybrid, swa: layers of one kind form a group and a block belongs to one group."""
+    def with_layout(self, options: VllmOptions) -> tuple[VllmOptions, str]:
+        """(options with layout and window as vLLM chooses them for the model, where they are not given; note).
+
+        One full-attention and one window group of equal size, or window layers alone, are modelled; of other models every
+        layer is taken to keep every token, as with `--disable-hybrid-kv-cache-manager`. Raises NotModelledError for a layout
+        that the model does not have, ScenarioError for another window than the model's.
+        """
         model = self.model
-        if not model.window_layers:
-            return self.kv_bytes_per_token, ""
-        if options.layout == "full":
-            note = f"{model.window_layers} of {model.layers} layers have a sliding window: layout full keeps all tokens for them too"
+        full, windowed = model.layers - model.window_layers, model.window_layers
+        own = "full" if not windowed else "swa" if not full else "hybrid" if full == windowed else None
+        if options.layout in ("swa", "hybrid") and options.layout != own:
+            groups = f"{full} full-attention and {windowed} window layers"
+            raise NotModelledError(
+                f"engine '{options.name}': layout {options.layout}: {model.name} has {groups}"
+                + ("; groups of equal size are modelled" if own is None else f", which is layout {own}")
+            )
+        if options.layout != "full" and windowed and options.sliding_window not in (None, model.sliding_window):
+            raise ScenarioError(
+                f"engine '{options.name}': sliding_window {options.sliding_window}: {model.name} has {model.sliding_window}"
+            )
+        layout, note = options.layout or own or "full", ""
+        if layout == "full" and windowed:
+            why = "" if options.layout else " (vLLM would make several groups of them: not modelled)"
+            note = f"{windowed} of {model.layers} layers have a sliding window: layout full keeps all tokens for them too{why}"
+        if layout == "full":
+            return options.model_copy(update={"layout": layout}), note
+        return options.model_copy(update={"layout": layout, "sliding_window": model.sliding_window}), note
+
+    def _vllm_layout(self, options: VllmOptions) -> tuple[int, str]:
+        """(bytes of one token in a block, note)."""
+        options, note = self.with_layout(options)
+        if options.layout != "hybrid":
             return self.kv_bytes_per_token, note
-        full = model.layers - model.window_layers
-        group = min(full, model.window_layers) if full else model.window_layers
-        groups = -(-full // group) + -(-model.window_layers // group)
-        note = f"{groups} groups of {group} layers share the blocks: a token of a full-attention request takes a slot in each"
-        return self.kv_bytes_per_token * group // model.layers, note
+        half = self.kv_bytes_per_token // 2
+        return (
+            half,
+            "2 groups share the blocks: a token takes a slot in each, in the window group while the window lasts",
+        )
 
     def _sglang(self, options: SglangOptions) -> KvCapacity:
         if self.model.window_layers:

@@ -15,6 +15,7 @@ from prefixsim.output.tables import Column, write_csv, write_npz
 from prefixsim.records import (
     LEDGER_PARTS,
     REQUEST_COLUMNS,
+    SHOWN_COLUMNS,
     STATUS_NAMES,
     TIMELINE_COLUMNS,
     TL_KV_USED_TOKENS,
@@ -92,7 +93,7 @@ def request_columns(w: Workload, record: RunRecord, ledger: I64 | None) -> list[
     for i, column in enumerate(REQUEST_COLUMNS):
         if column == "status":
             out.append(Column("status", rows[:, i], "text", STATUS_NAMES))
-        elif column != "spare":
+        elif column in SHOWN_COLUMNS:
             shown, kind = _times_named(column)
             out.append(Column(shown, rows[:, i], kind))
     out.append(Column("prompt_tokens", w.prompt_tokens))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +154,13 @@ def replica_hardware(scenario: Scenario) -> list[Hardware | None]:
         hw = None if spec is None else load_hardware(spec, base_dir=scenario.base_dir)
         out += [hw] * group.count
     return out
+
+
+def has_window_groups(engine: Any, hardware: Sequence[Hardware | None]) -> bool:
+    """Whether some replica's cache has sliding-window groups. Raises as `Hardware.with_layout`."""
+    if family(engine) != "vllm":
+        return False
+    return any((engine if hw is None else hw.with_layout(engine)[0]).layout in ("swa", "hybrid") for hw in hardware)
 
 
 def rule_of(engine: Any) -> NamespaceRule:

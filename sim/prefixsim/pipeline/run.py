@@ -27,12 +27,13 @@ from prefixsim.pipeline.prepare import (
     replica_hardware,
     rule_of,
 )
-from prefixsim.pipeline.save_cache import check_saving, write_cache
+from prefixsim.pipeline.save_cache import check_one_prefix, check_saving, write_cache
 from prefixsim.pipeline.simulate import simulate
 from prefixsim.pipeline.summarise import provenance, summarise
 from prefixsim.records import I64, RunRecord
 from prefixsim.scenario.identity import resolved_yaml, run_identity
 from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.warm import SavedCache
 from prefixsim.workload.table import Workload
 
 Say = Callable[[str], None]
@@ -78,6 +79,8 @@ def run_scenario(
             check_target(out or Path("runs") / scenario.name, replaced=out is not None)
         chosen = pick_engines(scenario, list(engines or []))
         hardware = replica_hardware(scenario)
+        if save_cache is not None or isinstance(scenario.prime, SavedCache):
+            check_one_prefix(chosen, hardware)
         tell(f"{scenario.name}: reading the workload")
         if save_cache is not None:
             check_saving(scenario, chosen, save_cache)

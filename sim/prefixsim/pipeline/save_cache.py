@@ -10,8 +10,9 @@ import numpy as np
 
 from prefixsim.engines.resident import latest_of_each, resident_tokens
 from prefixsim.errors import InputError, NotModelledError, OutputError
+from prefixsim.hardware.load import Hardware
 from prefixsim.paths import whole_file
-from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Prepared, granularity_of, has_window_groups, rule_of
 from prefixsim.records import I64, REQ_FINISH_NS, REQ_REPLICA
 from prefixsim.scenario.models import Scenario
 from prefixsim.workload.intern import ChainIndex
@@ -31,6 +32,16 @@ def check_saving(scenario: Scenario, chosen: Sequence[Any], path: Path) -> None:
         raise NotModelledError("--save-cache: contents of a mix have no names that another run could know them by")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise OutputError(f"{path}: cannot be written: {'is a folder' if path.is_dir() else 'no such folder'}")
+
+
+def check_one_prefix(chosen: Sequence[Any], hardware: Sequence[Hardware | None]) -> None:
+    """Raises NotModelledError where what a cache holds of a sequence is not one prefix."""
+    for engine in chosen:
+        if has_window_groups(engine, hardware):
+            raise NotModelledError(
+                f"engine {engine.name!r}: of a model with sliding-window groups a cache holds no single prefix of a sequence; it "
+                "can be neither saved nor primed from a saved one"
+            )
 
 
 def write_cache(

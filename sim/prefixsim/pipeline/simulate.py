@@ -40,7 +40,6 @@ def simulate(
     With priming the workload begins when that has ended: `extra["start_ns"]`. from_ns: instant of the workload from which on
     things count; `extra["marks"]` are then the replicas' records up to it. save: given the replicas at the end.
     """
-
     w, start, about = prepared.workload, 0, {}
     if prepared.primed is not None:
         alone = _serve(scenario, options, prepared, hardware, None, arrivals_ns(scenario, w), only=prepared.first)
@@ -58,7 +57,8 @@ def simulate(
     if save is not None:
         save(scenario, options, prepared, served.engines, rows)
     queue = queue_growth(rows, w.after)
-    notes = [note for record in left for note in record.notes] + list(router.notes() if len(hardware) > 1 else ())
+    notes = [*served.notes, *(note for record in left for note in record.notes)]
+    notes += router.notes() if len(hardware) > 1 else ()
     if w.max_tokens_assumed:
         notes.append("max_tokens: assumed to be the true output length, as the workload gives none")
     if result.never_released:
@@ -93,6 +93,7 @@ class _Served:
     marks: list[Any]
     router: Any
     result: Any
+    notes: tuple[str, ...]
 
 
 def _serve(
@@ -114,7 +115,12 @@ def _serve(
     build = import_module(f"prefixsim.engines.{family(options)}.engine").build
     chains = prepared.chains(rule_of(options), granularity_of(options))
     replicas: list[Engine] = []
+    notes: list[str] = []
     for i, hw in enumerate(hardware):
+        mine, note = options, ""
+        if hw is not None and family(options) == "vllm":
+            mine, note = hw.with_layout(options)
+        notes += [note] if note else []
         steps = scenario.clock == "steps" or hw is None
         inputs = EngineInputs(
             workload=w,
@@ -133,8 +139,8 @@ def _serve(
             single_step=scenario.granularity == "step",
             host=None if steps or hw is None else host_tier(hw),
         )
-        replicas.append(build(options, inputs))
-    _check_sizes(scenario, options, w, min(r.capacity_tokens for r in replicas))
+        replicas.append(build(mine, inputs))
+    _check_sizes(scenario, options, w, min(r.longest_tokens for r in replicas))
     context = RouterContext(w, n_replicas, scenario.seed, lambda: prepared.trie("none"))
     router: Router = make_router(scenario.router, context)
     if n_replicas > 1 and prepared.primed is not None and prepared.primed.replica is not None:
@@ -151,7 +157,7 @@ def _serve(
         single_step=scenario.granularity == "step",
         report=report,
     )
-    return _Served(rows, replicas, marks, router, fleet.serve())
+    return _Served(rows, replicas, marks, router, fleet.serve(), tuple(notes))
 
 
 def capacity_of(options: Any, hardware: Hardware | None) -> int:

@@ -27,6 +27,8 @@ from prefixsim.scenario.models import SCHEMA_VERSION, Scenario
 from prefixsim.workload.table import Workload
 
 PRESENT_MAX_PER_REPLICA = 64
+FRONT_END_TOKENS_PER_S = 9_000
+"""Where the slowest measured server stopped whatever its GPUs: docs/validation.md, "Where servers stop"."""
 
 
 def summarise(
@@ -75,6 +77,7 @@ def summarise(
             _replica_ceilings(part, record, prepared, rule, granularity, picked)
         else:
             part = without_hits(part)
+        part["notes"] += front_end_notes(part["output_tokens_per_s"], hardware)
         engines[record.engine] = part
         ledgers.append(parts)
     summary: dict[str, Any] = {
@@ -123,6 +126,19 @@ def summarise(
         summary["warm"] = warm_start.describe(scenario, prepared, counted, records)
         summary["notes"] += warm_start.notes(summary["warm"], prepared, counted, rule_of(chosen[0]))
     return summary, ledgers
+
+
+def front_end_notes(output_tokens_per_s: float | None, hardware: Sequence[Hardware | None]) -> list[str]:
+    """A warning where replicas send more tokens a second than measured servers could: the front end is not modelled."""
+    timed = [h for h in hardware if h is not None]
+    rate = (output_tokens_per_s or 0.0) / max(1, len(timed))
+    if not timed or rate <= FRONT_END_TOKENS_PER_S:
+        return []
+    return [
+        f"a replica sends {rate:,.0f} tokens a second: measured servers stopped at 9,000 (TensorRT-LLM 1.0) and 19,000 "
+        "(SGLang 0.5.6) whatever their GPUs, as detokenizing and HTTP take time too; neither is modelled, so latencies "
+        "and throughput may be too good"
+    ]
 
 
 def _replica_ceilings(

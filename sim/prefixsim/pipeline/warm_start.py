@@ -51,6 +51,7 @@ class Marked:
         self.record = engine.record
         self.name, self.kind = engine.name, engine.kind
         self.granularity, self.capacity_tokens = engine.granularity, engine.capacity_tokens
+        self.longest_tokens = engine.longest_tokens
 
     def _advance(self, until_ns: int) -> Progress:
         if until_ns <= self.at_ns:

@@ -63,7 +63,7 @@ def percent_axis(title: str, **more: Any) -> dict[str, Any]:
 
 def log_axis(title: str, low: float, high: float, show: Callable[[float], str], **more: Any) -> dict[str, Any]:
     """A logarithmic axis from `low` to `high` with ticks a person can read: 1-2-5 steps, or decades on a wide range."""
-    low, high = max(low, 1e-12), max(high, low * 1.01, 1e-12)
+    low, high = max(min(low, 1e18), 1e-12), min(max(high, low * 1.01, 1e-12), 1e19)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if last - first <= 3 else (1,)
     ticks = [m * 10.0**k for k in range(first, last + 1) for m in steps]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from prefixsim.errors import InputError, Problem
 from prefixsim.report import facts
 from prefixsim.report.collect import TURNS, EngineData, Sums
 from prefixsim.report.figures import (
@@ -23,6 +24,8 @@ from prefixsim.report.folder import RunFolder
 from prefixsim.report.series import thin
 
 TOP_GROUPS = 25
+MOST = 1e15
+"""More tokens than any cache or workload has."""
 SUM_COLUMNS = ["requests", "prompt_tokens", "cached_tokens"]
 
 
@@ -148,6 +151,10 @@ def capacity(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         pairs = [p for p in points if _is_point(p)] if isinstance(points, list) else []
         if not block or not pairs:
             continue
+        top = facts.number(curve, "ceiling_tokens")
+        sound = 1 <= block <= MOST and 0 <= (top or 0) <= prompt <= MOST
+        if not sound or not all(0 <= size <= MOST and 0 <= hits <= prompt for size, hits in pairs):
+            raise InputError(Problem("has a curve that no cache can have", file=str(run.path / "curves.json")))
         policy = facts.clean(facts.get(curve, "policy"), 30)
         x, y = (
             np.array([p[0] * block for p in pairs], dtype=float),
@@ -158,7 +165,6 @@ def capacity(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         unit = "token" if block == 1 else f"{int(block)}-token block"
         line = line_of(-1 - shade, f"{policy}, {unit}", x, y, dash=None if policy == "lru" else "dash")
         figure.traces.append(line)
-        top = facts.number(curve, "ceiling_tokens")
         if top is not None and policy == "lru":
             ends = np.array([x[0], x[-1]])
             figure.traces.append(

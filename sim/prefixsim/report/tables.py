@@ -1,7 +1,7 @@
 """Reads a run's tables (requests, timeline, gaps) in chunks, so that memory does not grow with the run.
 
 Times come out in seconds whatever the file has: a column `x_ns` is found under the name `x_s` (divided) and the reverse
-is never needed. Missing numbers are NaN, missing texts "".
+is never needed. Times that did not come are NaN or below 0, missing texts ""; a count is always there.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _to_numbers(path: Path, start: int, name: str, cells: Sequence[Any]) -> F64:
             out = np.array([_number(path, start + i, name, cell) for i, cell in enumerate(cells)])
     may_be_negative = (name.endswith("_s") and name != "gap_s") or name in ("session", "turn", "replica")
     with np.errstate(invalid="ignore"):
-        wrong = np.flatnonzero((np.abs(out) > GREATEST) | ((out < 0) & (not may_be_negative)))
+        wrong = np.flatnonzero(np.abs(out) > GREATEST if may_be_negative else ~((out >= 0) & (out <= GREATEST)))
     if len(wrong):
         raise _no_number(path, start + int(wrong[0]), name, cells[int(wrong[0])], may_be_negative)
     return out

@@ -76,10 +76,11 @@ class VllmOptions(Strict):
     """priority: smaller `priority` of the request first; the largest is preempted."""
     watermark: float = Field(0.0, ge=0, lt=1)
     """Share of the blocks that an admission leaves free while something runs."""
-    layout: Literal["full", "swa", "hybrid"] = "full"
-    """KV groups of the model: full attention, sliding window, or both; timed runs take full only (`replay` has all)."""
+    layout: Literal["full", "swa", "hybrid"] | None = None
+    """KV groups: full attention, sliding window, or one of each; default: what vLLM makes of the model. `full` on a model with
+    window layers is `--disable-hybrid-kv-cache-manager`."""
     sliding_window: int | None = Field(None, ge=1)
-    """Window in tokens; for swa and hybrid."""
+    """Window in tokens, for swa and hybrid; default: the model's."""
     prefix_cache_retention_interval: int | None = Field(0, ge=0)
     """For sliding-window groups; 0: vLLM's default, null: dense."""
     kv_offloading_size: float | None = Field(None, ge=0, le=1 << 20)
@@ -104,6 +105,4 @@ class VllmOptions(Strict):
                 f"enable_chunked_prefill false: max_num_batched_tokens {tokens} is less than max_model_len {longest}; "
                 "vLLM does not start so"
             )
-        if self.layout != "full" and self.sliding_window is None:
-            raise ValueError(f"layout {self.layout}: sliding_window is missing")
         return self

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prefixsim.scenario.base import Strict
+from prefixsim.scenario.models import MAX_REPLICAS
 
+MOST = 1e15
+"""No axis goes beyond it."""
 Scalar = bool | int | float | str | None
 Value = Scalar | list[Any] | dict[str, Any]
 
@@ -15,11 +18,11 @@ Value = Scalar | list[Any] | dict[str, Any]
 class Range(Strict):
     """start, start + step, ... up to and including stop."""
 
-    start: float | int
+    start: float | int = Field(ge=-MOST, le=MOST)
     """First value."""
-    stop: float | int
+    stop: float | int = Field(ge=-MOST, le=MOST)
     """Last value, included."""
-    step: float | int = Field(gt=0)
+    step: float | int = Field(ge=1 / MOST)
     """Distance."""
 
     def values(self) -> list[Any]:
@@ -35,9 +38,9 @@ class Range(Strict):
 class Geometric(Strict):
     """`points` values from start to stop in equal ratios; rounded to ints when both ends are ints."""
 
-    start: float | int = Field(gt=0)
+    start: float | int = Field(ge=1 / MOST, le=MOST)
     """First value."""
-    stop: float | int = Field(gt=0)
+    stop: float | int = Field(ge=1 / MOST, le=MOST)
     """Last value, included."""
     points: int = Field(ge=2)
     """Number of values."""
@@ -50,8 +53,8 @@ class Geometric(Strict):
         return list(dict.fromkeys(round(v) for v in raw)) if whole else raw
 
     def size(self) -> int:
-        """Number of points, without making them."""
-        return self.points
+        """Number of points, without making them where they are many; equal ints count once."""
+        return len(self.values()) if self.points <= 10_000 else self.points
 
 
 class Axis(Strict):
@@ -214,7 +217,7 @@ class PlanSpec(Strict):
     times as long as a session; default: the base's own number of requests, whatever time that is."""
     replicas: Annotated[list[int], Field(min_length=2, max_length=2)] = [1, 64]
     """Bounds of the number of replicas searched (cheapest_fleet)."""
-    tolerance: float = Field(0.02, gt=0, lt=1)
+    tolerance: float = Field(0.02, ge=1e-6, lt=1)
     """Relative width at which bisection of the rate stops."""
     over: list[AnyAxis] = []
     """Fleet shapes compared: GPU, tensor_parallel_size, block_size, router, ..."""
@@ -224,3 +227,17 @@ class PlanSpec(Strict):
     """By GPU profile name; missing ones are taken from the profile where it has one."""
     compare_without_caching: bool = True
     """Also plan with prefix caching off, to state what caching saves."""
+
+    @field_validator("rate")
+    @classmethod
+    def _rates(cls, value: list[float]) -> list[float]:
+        if not 0 < value[0] <= value[1] <= 1e9:
+            raise ValueError("expected two rates, the lower one first, above 0 and at most 1e9 a second")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _fleets(cls, value: list[int]) -> list[int]:
+        if not 1 <= value[0] <= value[1] <= MAX_REPLICAS:
+            raise ValueError(f"expected two numbers of replicas, the lower one first, from 1 to {MAX_REPLICAS}")
+        return value

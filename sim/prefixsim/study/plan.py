@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefixsim.errors import PrefixsimError
+from prefixsim.errors import InputError, PrefixsimError, Problem, ScenarioError, nearest
 from prefixsim.scenario.models import Scenario, family
 from prefixsim.scenario.study import Limit, PlanSpec
 from prefixsim.study.executors import Executor
-from prefixsim.study.grid import axis_lists
+from prefixsim.study.grid import grid_size, points
 from prefixsim.study.load import Study
 from prefixsim.study.metrics import lookup, mean_interval
-from prefixsim.study.points import Job, make_job, run_job
+from prefixsim.study.points import Job, make_job, names_nothing, run_job
 from prefixsim.study.search import FleetSearch, RateSearch
 from prefixsim.study.store import PointStore
 from prefixsim.workload.load import load_workload
 
 Progress = Callable[[int, int], None]
+MAX_SHAPES = 1000
 CACHING_OFF = {"vllm": {"enable_prefix_caching": False}, "sglang": {"disable_radix_cache": True}}
 
 
@@ -82,17 +83,28 @@ class _Hunt:
 def run_plan(
     study: Study[PlanSpec], executor: Executor, store: PointStore, progress: Progress | None = None
 ) -> list[Answer]:
-    """Searches all shapes, engines and seeds; answers in the order of the file, caching first."""
+    """Searches all shapes, engines and seeds; answers in the order of the file, caching first. Raises ScenarioError, before
+    anything runs, for engines, keys and profiles that are not there."""
     spec = study.spec
     base = study.scenario({})
     names = spec.engines or [e.name for e in base.engines]
     unknown = [n for n in names if n not in {e.name for e in base.engines}]
     if unknown:
-        raise PrefixsimError(f"{study.file}: engines: the base has no engine {unknown[0]!r}")
-    shapes = [
-        {k: v for part in combination for k, v in part.items()}
-        for combination in itertools.product(*axis_lists(spec.over))
-    ]
+        message = f"the base has no engine {unknown[0]!r}{nearest(unknown[0], [e.name for e in base.engines])}"
+        raise ScenarioError(Problem(message, file=str(study.file), key="engines"))
+    if grid_size(spec.over, 1) > MAX_SHAPES:
+        many = f"{grid_size(spec.over, 1):,} fleet shapes; a plan compares at most {MAX_SHAPES:,}"
+        raise ScenarioError(Problem(many, file=str(study.file), key="over"))
+    shapes = [point.axes for point in points(spec.over, (), 1, file=str(study.file))]
+    wrong: dict[Problem, None] = {}
+    for shape in shapes:
+        try:
+            study.scenario(shape)
+        except InputError as exc:
+            if names_nothing(exc):
+                wrong.update(dict.fromkeys(exc.problems))
+    if wrong:
+        raise ScenarioError(list(wrong))
     answers: list[Answer] = []
     hunts: list[_Hunt] = []
     for shape, name, caching in itertools.product(shapes, names, (True, False)):

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from prefixsim.errors import PrefixsimError
 from prefixsim.paths import open_regular
 from prefixsim.scenario.identity import resolved
 from prefixsim.scenario.models import Scenario, family
@@ -36,6 +37,12 @@ def make_job(scenario: Scenario) -> Job:
     _check_hardware(scenario)
     data = resolved(scenario)
     return Job(canonical(data), str(scenario.base_dir), point_id(data, contents_of(scenario)))
+
+
+def names_nothing(exc: PrefixsimError) -> bool:
+    """Whether a scenario is refused for a name (key, profile) that is nowhere: a slip that no other point makes right."""
+    words = ("unknown key", "names no key", "is no mapping", "unknown profile", "no such profile file")
+    return any(w in str(exc) for w in words)
 
 
 def _check_hardware(scenario: Scenario) -> None:

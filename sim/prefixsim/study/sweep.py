@@ -12,7 +12,7 @@ from prefixsim.scenario.study import StudySpec
 from prefixsim.study import grid
 from prefixsim.study.executors import Executor
 from prefixsim.study.load import Study
-from prefixsim.study.points import Job, make_job, prepare_workload, run_job
+from prefixsim.study.points import Job, make_job, names_nothing, prepare_workload, run_job
 from prefixsim.study.store import PointStore
 
 Progress = Callable[[int, int], None]
@@ -77,7 +77,7 @@ def run_sweep(
         try:
             job = make_job(study.scenario(row.axes, row.repeat))
         except PrefixsimError as exc:
-            if isinstance(exc, InputError) and (row is rows[0] or _names_nothing(exc)):
+            if isinstance(exc, InputError) and (row is rows[0] or names_nothing(exc)):
                 wrong.update(dict.fromkeys(exc.problems))
             row.error = str(exc)
             continue
@@ -150,11 +150,6 @@ def _read_workloads(jobs: list[Job]) -> int:
             except PrefixsimError:
                 continue  # the point itself reports it
     return len(seen)
-
-
-def _names_nothing(exc: PrefixsimError) -> bool:
-    words = ("unknown key", "names no key", "is no mapping", "unknown profile", "no such profile file")
-    return any(w in str(exc) for w in words)
 
 
 def flat_rows(result: SweepResult) -> Iterator[dict[str, Any]]:

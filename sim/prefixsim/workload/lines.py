@@ -20,7 +20,8 @@ MAX_DOCUMENT_BYTES = 512 << 20
 BOMB_FLOOR_BYTES = 256 << 20
 BOMB_RATIO = 200
 _BOM = b"\xef\xbb\xbf"
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP, _ZSTD, _SKIPPABLE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+_SKIPPABLE_NUMBER = 0x0184D2A5
 
 
 class TraceFile:
@@ -101,6 +102,8 @@ class TraceFile:
                             "refused; decompress it yourself if it is genuine"
                         )
                     yield chunk
+                if isinstance(stream, _Zstd):
+                    _end_of_frames(raw)
                 while hashing.read(1 << 20):
                     pass
                 hashing.settle()
@@ -113,7 +116,7 @@ class TraceFile:
         raw.seek(0)
         if magic[:2] == _GZIP:
             return gzip.GzipFile(fileobj=hashing)
-        if magic == _ZSTD:
+        if magic == _ZSTD or (magic[1:] == _SKIPPABLE and magic[0] >> 4 == 5):
             try:
                 import zstandard
             except ImportError:
@@ -151,6 +154,40 @@ class _Hashing(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+
+def _end_of_frames(raw: IO[bytes]) -> None:
+    """Walks a zstd file's blocks. Raises EOFError where it ends within a frame: the decompressor takes that for an end.
+    The position is where it was."""
+    before, size = raw.tell(), raw.seek(0, io.SEEK_END)
+    at = 0
+
+    def whole(count: int) -> int:
+        """The little-endian number of the next `count` bytes."""
+        nonlocal at
+        raw.seek(at)
+        at += count
+        return int.from_bytes(raw.read(count), "little")
+
+    while at < size:
+        if whole(4) >> 4 == _SKIPPABLE_NUMBER:
+            length = whole(4)
+            at += length
+            continue
+        flags = whole(1)
+        single = flags >> 5 & 1
+        at += (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+        last = False
+        while not last and at < size:
+            block = whole(3)
+            last = bool(block & 1)
+            at += 1 if block >> 1 & 3 == 1 else block >> 3  # one repeated byte, or as many as it says
+        at += 4 * (flags >> 2 & 1)  # checksum
+        if not last:
+            at = size + 1
+    raw.seek(before)
+    if at > size:
+        raise EOFError("the file ends within a zstd frame: it was cut short")
 
 
 class _Zstd:

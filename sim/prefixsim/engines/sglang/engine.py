@@ -125,7 +125,7 @@ class SglangEngine:
     def __init__(self, name: str, kind: str, settings: Settings, inputs: EngineInputs, *, extra: bool = False) -> None:
         self.name, self.kind, self.settings, self.inputs = name, kind, settings, inputs
         self.granularity = settings.page_size
-        self.capacity_tokens = settings.capacity_tokens
+        self.capacity_tokens = self.longest_tokens = settings.capacity_tokens
         w, chains = inputs.workload, inputs.chains
         self.static, n_heads, self.n_cut = static_rows(
             w, chains, settings, inputs.awaited, inputs.seed + 7919 * inputs.replica

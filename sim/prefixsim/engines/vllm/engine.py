@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prefixsim.engines.contract import EngineInputs, Progress
+from prefixsim.engines.contract import Engine, EngineInputs, Progress
 from prefixsim.engines.tiers.arrays import TierArrays
 from prefixsim.engines.tiers.layout import T_ENDED
 from prefixsim.engines.tiers.pool_kernels import find_run
@@ -41,13 +41,18 @@ NOBODY: I64 = np.zeros((0, 2), dtype=np.int64)
 MAX_IDS = (1 << 31) - 2
 
 
-def build(options: VllmOptions, inputs: EngineInputs) -> VllmEngine:
-    """A vLLM engine. Raises NotModelledError (layout), DoesNotFitError (pool, workload too large for its ids)."""
+def build(options: VllmOptions, inputs: EngineInputs) -> Engine:
+    """A vLLM engine. Raises NotModelledError (what groups of layers do not have here), DoesNotFitError (pool, workload too
+    large for its ids)."""
     turn_ns = int(inputs.costs.coef[C_CLOCK_STEPS])
     if inputs.capacity < 2:
         raise DoesNotFitError(
             f"engine '{options.name}': {inputs.capacity} KV blocks; vLLM needs 2 at least, one of them its null block"
         )
+    if options.layout not in (None, "full"):
+        from prefixsim.engines.vllm.groups_build import build_groups
+
+        return build_groups(options, inputs, turn_ns)
     settings = resolve(options, inputs.capacity, inputs.gpu_memory_gib, inputs.gpu_architecture, turn_ns)
     extra = options.kv_connector_extra_config
     settings = replace(
@@ -73,7 +78,7 @@ class VllmEngine:
             )
         self.name, self.kind, self.settings, self.inputs = name, kind, s, inputs
         self.granularity = s.block_size
-        self.capacity_tokens = (s.num_gpu_blocks - 1) * s.block_size
+        self.capacity_tokens = self.longest_tokens = (s.num_gpu_blocks - 1) * s.block_size
         n_slots = max(1, min(s.max_num_seqs, w.n, s.num_gpu_blocks - 1))
         state = self.state = np.zeros(st.I_COLS, dtype=np.int64)
         for column, value in (

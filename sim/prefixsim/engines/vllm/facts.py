@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefixsim.errors import NotModelledError, ScenarioError
+from prefixsim.errors import ScenarioError
 from prefixsim.hardware.memory import vllm_default_limits
 from prefixsim.scenario.engine_vllm import VllmOptions
 
@@ -65,16 +65,18 @@ def version_of(kind: str) -> str:
     return kind.partition("@")[2] or "0.33"
 
 
-def resolve(o: VllmOptions, num_gpu_blocks: int, gpu_memory_gib: float, architecture: str, turn_ns: int) -> Settings:
-    """Settings of an engine from its options; what is not given, as vLLM itself sets it. Raises NotModelledError for layouts
-    that are not exact here, ScenarioError for options that vLLM does not start with."""
-    if o.layout != "full":
-        raise NotModelledError(
-            f"engine '{o.name}': layout '{o.layout}' is not modelled in timed runs (its sliding-window groups share the "
-            "pool with others); `prefixsim replay --layout` covers the cache alone, and layout 'full' is exact"
-        )
+def resolve(
+    o: VllmOptions,
+    num_gpu_blocks: int,
+    gpu_memory_gib: float,
+    architecture: str,
+    turn_ns: int,
+    longest_tokens: int | None = None,
+) -> Settings:
+    """Settings of an engine from its options; what is not given, as vLLM itself sets it. longest_tokens: the longest
+    sequence, where that is not what the pool holds. Raises ScenarioError for options that vLLM does not start with."""
     facts = VERSIONS[version_of(o.kind)]
-    longest = (num_gpu_blocks - 1) * o.block_size
+    longest = longest_tokens or (num_gpu_blocks - 1) * o.block_size
     if o.max_model_len is not None:
         longest = min(longest, o.max_model_len)
     tokens, seqs = vllm_default_limits(gpu_memory_gib, architecture)

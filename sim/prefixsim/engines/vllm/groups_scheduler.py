@@ -38,6 +38,9 @@ class Job:
     order: int
     priority: int
     outputs: int
+    """After so many output tokens it ends."""
+    limit: int
+    """Output tokens that vLLM knows it can't exceed (max_tokens)."""
     skip_lookup: bool
     placeholders: int = 0
     is_prefill_chunk: bool = False
@@ -121,7 +124,7 @@ class Scheduler:
             job = self.running[at]
             request = job.request
             sure = request.computed + 2 - job.placeholders  # tokens once all outputs in flight are back
-            if job.placeholders > 0 and sure >= request.prompt_tokens + job.outputs:
+            if job.placeholders > 0 and sure >= request.prompt_tokens + job.limit:
                 at += 1
                 continue
             new = request.tokens + job.placeholders - request.computed
@@ -171,6 +174,7 @@ class Scheduler:
             hit: Hit | None = None
             if not job.skip_lookup:
                 hit = self.cache.lookup(request)
+            self.looked_up(job, hit)
             request.junction = hit.junction if hit else 0
             hit_tokens = hit.tokens if hit else 0
             if job.preemptions == 0:
@@ -191,15 +195,23 @@ class Scheduler:
             if not admitted:
                 break
             job.admissions.append([self.step, hit_tokens, request.tokens])
+            self.admitted(job, hit_tokens)
             self.waiting.popleft()
             self.running.append(job)
             request.computed = hit_tokens
             batch.tokens[job.order] = new
             budget -= new
 
-    def process(self, batch: Batch) -> None:
-        """Output of a step: tokens are appended, blocks they complete are committed, requests at their end are freed."""
-        ended = []
+    def looked_up(self, job: Job, hit: Hit | None) -> None:
+        """The head of the queue was looked up (hit None: its lookup is skipped); it may still find no room."""
+
+    def admitted(self, job: Job, hit_tokens: int) -> None:
+        """It found room."""
+
+    def process(self, batch: Batch) -> list[Job]:
+        """Output of a step: tokens are appended, blocks they complete are committed, requests at their end are freed.
+        Returns the jobs that got a token, in scheduling order."""
+        ended, got = [], []
         for order, new in batch.tokens.items():
             job = self.jobs.get(order)
             if job is None:
@@ -209,6 +221,7 @@ class Scheduler:
             if order not in batch.samples:
                 continue
             request.tokens += 1
+            got.append(job)
             if job.first_token_step is None:
                 job.first_token_step = self.step
             if job.placeholders > 0:
@@ -223,6 +236,7 @@ class Scheduler:
         if ended:
             self.running = [job for job in self.running if job.finish_step is None]
             self.waiting = deque(job for job in self.waiting if job.finish_step is None)
+        return got
 
 
 def replay_scheduler(
@@ -242,11 +256,13 @@ def replay_scheduler(
             row = rows[order[arrived]]
             prompt = len(row["tokens"])
             request = GroupRequest(arrived, prompt, prompt, names.row(row))
+            outputs = max(1, len(row.get("output_tokens") or []))
             job = Job(
                 request,
                 arrived,
                 int(row.get("priority") or 0),
-                max(1, len(row.get("output_tokens") or [])),
+                outputs,
+                outputs,
                 bool(row.get("skip_reading_prefix_cache")),
             )
             jobs[order[arrived]] = job

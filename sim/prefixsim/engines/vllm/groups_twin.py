@@ -10,12 +10,13 @@ This is the definition that the compiled kernels (groups_kernels.py) are tested 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 NULL = 0
 """Block 0: stands in tables for blocks that left the window; never allocated, never free."""
 FULL, WINDOW = "full", "window"
+Find = Callable[[int, int], int]
 MAX_MODEL_LEN = 1 << 20
 
 
@@ -186,39 +187,46 @@ class GroupCache:
         every shorter prefix too.)
         """
         bs = self.rules.block_size
-        limit = (request.tokens - 1) // bs
+        blocks, longest = self.reach(request, (request.tokens - 1) // bs, self.pool.find)
+        limit = len(blocks[0])
+        return Hit(tuple(blocks), limit * bs, longest * bs if longest > limit else 0)
+
+    def reach(self, request: GroupRequest, limit: int, find: Find) -> tuple[list[list[int]], int]:
+        """(blocks a group, all cut to what every group can serve; the most that any group found), of the first `limit`
+        blocks. find: a block by group and chain, or NULL."""
         blocks: list[list[int]] = []
         longest = 0
         for group, kind in enumerate(self.rules.groups):
-            found = self._full_run(group, request, limit) if kind == FULL else self._window_run(group, request, limit)
+            run = self._full_run if kind == FULL else self._window_run
+            found = run(group, request, limit, find)
             blocks.append(found)
             limit = len(found)
             longest = max(longest, limit)
         for found in blocks:
             del found[limit:]
-        return Hit(tuple(blocks), limit * bs, longest * bs if longest > limit else 0)
+        return blocks, longest
 
-    def _full_run(self, group: int, request: GroupRequest, limit: int) -> list[int]:
+    def _full_run(self, group: int, request: GroupRequest, limit: int, find: Find) -> list[int]:
         """Cached blocks 0, 1, 2, ... up to the first missing one."""
         found = []
         for k in range(limit):
-            block = self.pool.find(group, request.chain[k])
+            block = find(group, request.chain[k])
             if block == NULL:
                 break
             found.append(block)
         return found
 
-    def _window_run(self, group: int, request: GroupRequest, limit: int) -> list[int]:
+    def _window_run(self, group: int, request: GroupRequest, limit: int, find: Find) -> list[int]:
         """The rightmost run of `window_blocks` adjacent cached blocks below `limit`, NULL before it; where there is
         none, the run of cached blocks that starts at block 0, shorter than the window."""
         need = max(self.rules.window_blocks, 1)
         run = 0
         for k in range(limit - 1, -1, -1):
-            run = run + 1 if self.pool.find(group, request.chain[k]) != NULL else 0
+            run = run + 1 if find(group, request.chain[k]) != NULL else 0
             if run == need:
                 break
         first = k if run == need else 0
-        return [NULL] * first + [self.pool.find(group, request.chain[k]) for k in range(first, first + run)]
+        return [NULL] * first + [find(group, request.chain[k]) for k in range(first, first + run)]
 
     # ---- allocation
 

@@ -48,27 +48,38 @@ def fit_profile(
     stack = " | ".join(sorted(kernels))
     provenance = pr.Provenance(gpu=base.title, kernel_stack=stack, note=f"fitted to operator tables on {date}")
     profile = profile.model_copy(
-        update={"name": name or base.name, "provenance": provenance, "validity": validity(report, steps)}
+        update={
+            "name": name or base.name,
+            "provenance": provenance,
+            "validity": validity(report, steps, profile.engine_vllm),
+        }
     )
     return Fitted(profile, report, steps)
 
 
-def validity(report: FitReport, steps: StepErrors | None) -> str:
-    """The sentence every report prints."""
+def validity(report: FitReport, steps: StepErrors | None, engine: pr.EngineOverhead) -> str:
+    """The sentence every report prints. engine: vLLM's overheads, fitted on this GPU's end-to-end points or another's."""
     has = set(report.sections)
     past = "mixed_decode_penalty_ratio" in has
     known = []
     if steps:
         e = steps.unseen
         known.append(
-            f"step time ±{e.mape_pct:.0f} % (p90 {e.p90_pct:.0f} %) on whole dense bf16 steps of shapes not fitted, TP <= 8"
+            f"step time ±{e.mape_pct:.0f} % (p90 {e.p90_pct:.0f} %) on whole dense bf16 steps of shapes not fitted, TP <= 8, kernels alone"
         )
     if past and "prefill_attention" in has:
-        p, m = report.sections["prefill_attention"].errors, report.sections["mixed_decode_penalty_ratio"].errors
-        known.append(f"attention with past KV ±{p.mape_pct:.0f} %, mixed batches ±{m.mape_pct:.0f} % on held-out rows")
+        parts = ("prefill_attention", "decode_attention", "mixed_decode_penalty_ratio")
+        p, d, m = (f"±{report.sections[x].errors.mape_pct:.0f} %" for x in parts)
+        known.append(f"prefill attention with past KV {p}, decode attention {d}, mixed batches {m} on held-out rows")
     if "gemm_fp8" in has:
-        known.append(f"FP8 GEMMs ±{report.sections['gemm_fp8'].errors.mape_pct:.0f} % a kernel")
+        block = report.sections.get("gemm_fp8_block")
+        blocks = f", by 128x128 blocks ±{block.errors.mape_pct:.0f} %" if block else ""
+        known.append(f"FP8 GEMMs ±{report.sections['gemm_fp8'].errors.mape_pct:.0f} % a kernel{blocks}")
     doubts = [] if past else ["past-KV prefill"]
+    if engine.step_us.mape_pct is not None:
+        known.append(f"vLLM's TPOT end to end ±{engine.step_us.mape_pct:.0f} %")
+    else:
+        doubts.insert(0, "whole runs (engine overheads of another GPU)")
     if "gemm_bf16" not in has:
         doubts.append("GEMMs (assumed efficiencies)")
     doubts += ["MoE", "MLA"]

@@ -84,8 +84,12 @@ def read_table(folder: Path, name: str) -> Table | None:
         return InputError(Problem(message, str(path), line, key=key))
 
     try:
-        with open_regular(path) as raw, gzip.open(raw) if path.suffix == ".gz" else raw as f:
-            reader = csv.reader(bounded_lines(path, io.TextIOWrapper(f, "utf-8-sig", newline=""), MAX_CHARS))
+        with (
+            open_regular(path) as raw,
+            gzip.open(raw) if path.suffix == ".gz" else raw as f,
+            io.TextIOWrapper(f, "utf-8-sig", newline="") as decoded,
+        ):
+            reader = csv.reader(bounded_lines(path, decoded, MAX_CHARS))
             header = next(reader, [])
             missing = [c for c in wanted if c not in header]
             if missing:
