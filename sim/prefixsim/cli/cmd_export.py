@@ -19,7 +19,7 @@ def export(
         str,
         typer.Option("--format", "-f", help="csv, parquet, prometheus, openmetrics or chrome-trace.", metavar="FORMAT"),
     ],
-    out: Annotated[Path | None, typer.Option(help="File [default: stdout]; .gz is compressed.", metavar="FILE")] = None,
+    out: Annotated[Path | None, typer.Option(help="File (default: stdout); .gz is compressed.", metavar="FILE")] = None,
     table: Annotated[str, typer.Option(help="csv, parquet: requests, timeline or gaps.")] = "requests",
     engine: Annotated[list[str] | None, typer.Option(help="Only this engine; may be repeated.", metavar="NAME")] = None,
     every: Annotated[float, typer.Option(help="openmetrics: seconds between scrapes.", metavar="S")] = 15.0,

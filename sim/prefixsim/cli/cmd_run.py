@@ -20,7 +20,7 @@ def run(
     trace: Annotated[str | None, typer.Option(help="Replaces workload.trace.path.", metavar="PATH")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder [default: runs/NAME-ID]; of several runs, their parent.", metavar="DIR"),
+        typer.Option(help="Run folder (default: runs/NAME-ID); of several runs, their parent.", metavar="DIR"),
     ] = None,
     set_: Annotated[
         list[str] | None,

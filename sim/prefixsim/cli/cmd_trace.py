@@ -96,19 +96,27 @@ def convert(
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     seed: int = typer.Option(0, "--seed", help="Seed of synthetic parts."),
+    json_: bool = typer.Option(False, "--json", help="Say on stdout as JSON what was written; not with `--out -`."),
 ) -> None:
     """Writes a trace as native rows; everything the simulator sees is kept."""
+    import json
     import sys
 
+    from prefixsim.errors import InputError
     from prefixsim.workload.write_native import native_lines
 
+    if json_ and str(out) == "-":
+        raise InputError("--json says what was written; with `--out -` stdout carries the trace")
     w = _load(path, format, block_size, settings, seed)
     if str(out) == "-":
         for line in native_lines(w):
             sys.stdout.buffer.write(line)
         return
     _write_whole(out, native_lines(w))
-    typer.echo(f"{out}: {w.n:,} requests", err=True)
+    if json_:
+        typer.echo(json.dumps({"out": str(out), "requests": w.n, "bytes": out.stat().st_size}))
+    else:
+        typer.echo(f"{out}: {w.n:,} requests", err=True)
 
 
 @trace.command()
@@ -126,11 +134,12 @@ def fit(
     import json
 
     from prefixsim.workload.fit import fit_text, fit_trace
+    from prefixsim.wrap import fitted
 
     w = _load(path, format, block_size, settings, seed)
     text, match = fit_trace(w, rows=rows, seed=seed)
     _write_whole(out, iter([text.encode()]))
-    typer.echo(json.dumps(match, indent=2) if json_ else fit_text(match))
+    typer.echo(json.dumps(match, indent=2) if json_ else fitted(fit_text(match)))
     typer.echo(f"{out}: written", err=True)
 
 
