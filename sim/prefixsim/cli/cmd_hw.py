@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from prefixsim.cli.complete import profiles
+
 hw = typer.Typer(help="Hardware profiles: GPUs, models, hosts.", no_args_is_help=True)
 
 
@@ -34,7 +36,9 @@ def list_(json_: bool = typer.Option(False, "--json", help="Print JSON.")) -> No
 
 @hw.command("show")
 def show(
-    name: str = typer.Argument(..., help="A profile's name, or its file.", metavar="NAME|FILE"),
+    name: str = typer.Argument(
+        ..., help="A profile's name, or its file.", metavar="NAME|FILE", autocompletion=profiles
+    ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """One profile: every number with its kind and source."""

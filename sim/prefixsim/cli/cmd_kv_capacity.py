@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from prefixsim.cli.complete import gpus, models
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -11,8 +13,10 @@ def register(app: typer.Typer) -> None:
 
 
 def kv_capacity(
-    gpu: str = typer.Option(..., "--gpu", help="GPU profile."),
-    model: str = typer.Option(..., "--model", help="Model profile, or a Hugging Face config.json."),
+    gpu: str = typer.Option(..., "--gpu", autocompletion=gpus, help="GPU profile."),
+    model: str = typer.Option(
+        ..., "--model", autocompletion=models, help="Model profile, or a Hugging Face config.json."
+    ),
     tensor_parallel_size: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="GPUs a replica."),
     engine: str = typer.Option("vllm", "--engine", help="vllm or sglang."),
     utilization: float | None = typer.Option(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from prefixsim.cli.complete import gpus, models
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -13,8 +15,10 @@ def register(app: typer.Typer) -> None:
 
 
 def step_time(
-    gpu: str = typer.Option(..., "--gpu", help="GPU profile."),
-    model: str = typer.Option(..., "--model", help="Model profile, or a Hugging Face config.json."),
+    gpu: str = typer.Option(..., "--gpu", autocompletion=gpus, help="GPU profile."),
+    model: str = typer.Option(
+        ..., "--model", autocompletion=models, help="Model profile, or a Hugging Face config.json."
+    ),
     tensor_parallel_size: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="GPUs a replica."),
     engine: str = typer.Option("vllm", "--engine", help="Whose overheads: vllm, sglang, trtllm."),
     dtype: str = typer.Option("auto", "--dtype", "--weights-dtype", help="Weights: auto, bf16, fp8, fp8_block."),

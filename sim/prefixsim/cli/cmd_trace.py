@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from prefixsim.cli.complete import trace_formats
+
 trace = typer.Typer(help="Describe, convert and fit traces.", no_args_is_help=True)
 
 _SET_HELP = (
@@ -48,7 +50,9 @@ def formats(json_: bool = typer.Option(False, "--json", help="Print JSON.")) -> 
 @trace.command()
 def describe(
     path: str = typer.Argument(..., help="Trace file or folder."),
-    format: str | None = typer.Option(None, "--format", help="Format; default: by evidence."),
+    format: str | None = typer.Option(
+        None, "--format", autocompletion=trace_formats, help="Format; default: by evidence."
+    ),
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     granularity: list[int] = typer.Option(
@@ -92,7 +96,9 @@ def _ceilings(w: Any, trie: Any, granularity: list[int]) -> dict[str, Any]:
 def convert(
     path: str = typer.Argument(..., help="Trace file or folder."),
     out: Path = typer.Option(..., "--out", "-o", help="Native file to write (JSON lines); `-`: standard output."),
-    format: str | None = typer.Option(None, "--format", help="Format; default: by evidence."),
+    format: str | None = typer.Option(
+        None, "--format", autocompletion=trace_formats, help="Format; default: by evidence."
+    ),
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     seed: int = typer.Option(0, "--seed", help="Seed of synthetic parts."),
@@ -123,7 +129,9 @@ def convert(
 def fit(
     path: str = typer.Argument(..., help="Trace file or folder."),
     out: Path = typer.Option(..., "--out", "-o", help="Scenario to write (YAML)."),
-    format: str | None = typer.Option(None, "--format", help="Format; default: by evidence."),
+    format: str | None = typer.Option(
+        None, "--format", autocompletion=trace_formats, help="Format; default: by evidence."
+    ),
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     rows: int = typer.Option(1000, "--rows", min=16, max=20_000, help="Size of the sample that the scenario holds."),
