@@ -15,9 +15,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from prefixsim.api import EngineResult, Run, Scenario, ceilings, curve, load_scenario, run
+    from prefixsim.api import EngineResult, Run, Scenario, SweepPoint, ceilings, curve, load_scenario, run, sweep
+    from prefixsim.errors import PrefixsimError
 
-__all__ = ["EngineResult", "Run", "Scenario", "__version__", "ceilings", "curve", "load_scenario", "run"]
+__all__ = [
+    "EngineResult",
+    "PrefixsimError",
+    "Run",
+    "Scenario",
+    "SweepPoint",
+    "__version__",
+    "ceilings",
+    "curve",
+    "load_scenario",
+    "run",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

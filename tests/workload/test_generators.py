@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixsim.analysis.ceilings import ceilings
-from prefixsim.errors import PrefixsimError, ScenarioError
+from prefixsim.errors import DoesNotFitError, PrefixsimError, ScenarioError
 from prefixsim.scenario.workload import GENERATORS, WORKLOAD
 from prefixsim.workload import reference
 from prefixsim.workload.cache import check
@@ -398,8 +398,8 @@ def test_requests_that_ask_for_too_much_come_later(rows):
 
 
 def test_more_than_memory_holds_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 1 << 21}.__getitem__)
-    with pytest.raises(ScenarioError, match=r"200,000,000 requests need some 112 GiB .* this machine has 8 GiB"):
+    monkeypatch.setattr("prefixsim.machine.free_bytes", lambda: 8 << 30)
+    with pytest.raises(DoesNotFitError, match=r"200,000,000 requests need at least 112 GiB .* 8\.0 GiB are free"):
         make({**SESSIONS, "requests": 200_000_000})
     with pytest.raises(ScenarioError, match=r"prompts would have .* parts"):
         make({**SMALL["few_shot"], "requests": 5_000_000, "sets": None, "shots": 900})

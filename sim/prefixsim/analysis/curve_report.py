@@ -11,6 +11,7 @@ import numpy as np
 from prefixsim.analysis.curves import Curve, spaced
 from prefixsim.analysis.sampled import SampledCurve
 from prefixsim.units import GIB
+from prefixsim.wrap import WIDTH, fitted
 
 MAX_POINTS = 250_000
 """A whole LRU curve of more points than this is given by its corners instead."""
@@ -97,7 +98,7 @@ def curve_text(
                     f"on its own order ideal LRU {_share(same['lru_tokens'], prompt)}, "
                     f"optimum {_share(same['optimal_tokens'], prompt)}"
                 )
-    return "\n".join(lines[1:])
+    return fitted("\n".join(lines[1:]))
 
 
 def _share(hits: int, prompt: int) -> str:
@@ -115,19 +116,16 @@ def _table(
     ]
     where = np.asarray(capacities, dtype=np.int64) if capacities is not None else spaced(first.saturation_blocks, 17)
     hits = [c.at(where).tolist() for c in group]
-    gib = bytes_per_token is not None
-    lines.append(
-        f"  {'capacity':>14}{'tokens':>14}"
-        + (f"{'GiB':>10}" if gib else "")
-        + "".join(f"{c.policy:>11}" for c in group)
-        + f"   0 %{'ceiling':>34}"
-    )
+    head = f"{'capacity':>12}" + ("" if g == 1 else f"{'tokens':>15}")
+    head += (f"{'GiB':>11}" if bytes_per_token is not None else "") + "".join(f"{c.policy:>10}" for c in group)
+    width = max(WIDTH - len(head) - 4, 10)
+    lines.append(f"{head}  {'0 %':<{width - 6}}{'ceiling':>8}")
     for i, c in enumerate(where.tolist()):
-        row = f"  {c:>14,}{c * g:>14,}"
+        row = f"{c:>12,}" + ("" if g == 1 else f"{c * g:>15,}")
         if bytes_per_token is not None:
-            row += f"{c * g * bytes_per_token / GIB:>10,.2f}"
-        row += "".join(f"{_share(h[i], prompt):>11}" for h in hits)
-        lines.append(row + "   |" + _bar([h[i] for h in hits], first.ceiling_tokens) + "|")
+            row += f"{c * g * bytes_per_token / GIB:>11,.2f}"
+        row += "".join(f"{_share(h[i], prompt):>10}" for h in hits)
+        lines.append(row + "  |" + _bar([h[i] for h in hits], first.ceiling_tokens, width) + "|")
     for curve in group:
         words = []
         for share in SHARES:
@@ -142,7 +140,7 @@ def _table(
     return lines
 
 
-def _bar(hits: Sequence[int], ceiling: int, width: int = 40) -> str:
+def _bar(hits: Sequence[int], ceiling: int, width: int) -> str:
     """The first policy as '#', what a second one has more as '.'."""
     if ceiling == 0:
         return " " * width

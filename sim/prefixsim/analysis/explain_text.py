@@ -1,15 +1,16 @@
-"""The text of `prefixsim explain`, from its JSON form. Plain ASCII, at most 100 columns where names allow."""
+"""The text of `prefixsim explain`, from its JSON form. Plain ASCII, at most 80 columns where names allow."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefixsim.analysis.ledger import PART_MEANINGS
 from prefixsim.records import LEDGER_PARTS
+from prefixsim.wrap import fitted, wrapped
 
-WIDTH = 100
+SIDE_BY_SIDE = 2
+"""Engines in one table of the ledger."""
 SHOWN_LABELS = 12
 WORTH = 2_000
 """Points that lose less than 1 / WORTH of the prompt tokens are not pointed at."""
@@ -27,7 +28,7 @@ def explain_text(result: Mapping[str, Any]) -> str:
     if engines:
         lines += ["", *_ledger(engines)]
     lines += ["", *_divergence(result["divergence"], result["prompt_tokens"]), "", *_advice(result)]
-    return "\n".join(lines)
+    return fitted("\n".join(lines))
 
 
 def percent(part: float, whole: float) -> str:
@@ -36,7 +37,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def _wrap(text: str, first: str = "  ", indent: str = "    ") -> str:
-    return "\n".join(textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_long_words=False))
+    return wrapped(text, first, indent)
 
 
 def _ceilings(result: Mapping[str, Any]) -> list[str]:
@@ -44,14 +45,14 @@ def _ceilings(result: Mapping[str, Any]) -> list[str]:
     with_outputs, prompts = result["ceilings"]["with_outputs"], result["ceilings"]["prompts_only"]
     both = result["outputs_known"] > 0
     lines.append(
-        f"  {'blocks of':>12}{'hit tokens':>18}{'share':>10}{'lost to blocks':>18}{'':>10}"
-        + ("   prompts only" if both else "")
+        f"  {'blocks of':>9}{'hit tokens':>16}{'share':>10}{'lost to blocks':>17}{'':>9}"
+        + (f"{'prompts only':>15}" if both else "")
     )
     for key, row in with_outputs.items():
         prompt = row["prompt_tokens"]
         name = "1 token" if key == "token" else f"{int(key):,}"
-        line = f"  {name:>12}{row['hit_tokens']:>18,}{percent(row['hit_tokens'], prompt):>10}"
-        line += f"{row['lost_to_granularity']:>18,}{percent(row['lost_to_granularity'], prompt):>10}"
+        line = f"  {name:>9}{row['hit_tokens']:>16,}{percent(row['hit_tokens'], prompt):>10}"
+        line += f"{row['lost_to_granularity']:>17,}{percent(row['lost_to_granularity'], prompt):>9}"
         if both:
             line += f"{percent(prompts[key]['hit_tokens'], prompt):>15}"
         lines.append(line)
@@ -70,13 +71,14 @@ def _labels(result: Mapping[str, Any]) -> list[str]:
         if column == "session" or (len(rows) < 2 and rows and rows[0]["name"] in (None, "")):
             continue
         key = next(k for k in rows[0] if k not in ("name", "prompt_tokens", "token")) if len(rows[0]) > 3 else "token"
-        lines += ["", f"Ceiling by {column}"]
+        head = f"  {'':<28}{'prompt tokens':>18}{'by token':>11}"
+        lines += ["", f"Ceiling by {column}", head + (f"{f'blocks of {key}':>15}" if key != "token" else "")]
         shown = rows[:SHOWN_LABELS]
         for row in shown:
             name = "(others)" if row["name"] is None else str(row["name"])
-            line = f"  {name[:28]:<28}{row['prompt_tokens']:>18,}{percent(row['token'], row['prompt_tokens']):>10} by token"
+            line = f"  {name[:28]:<28}{row['prompt_tokens']:>18,}{percent(row['token'], row['prompt_tokens']):>11}"
             if key != "token":
-                line += f"{percent(row[key], row['prompt_tokens']):>10} in blocks of {key}"
+                line += f"{percent(row[key], row['prompt_tokens']):>15}"
             lines.append(line)
         if len(rows) > len(shown):
             lines.append(f"  ... and {len(rows) - len(shown):,} more (--json)")
@@ -84,33 +86,34 @@ def _labels(result: Mapping[str, Any]) -> list[str]:
 
 
 def _capacity(result: Mapping[str, Any]) -> list[str]:
-    lines = ["", "Cache size that reaches a share of the ceiling (tokens)"]
+    lines = ["", "Cache size that reaches a share of the ceiling"]
+    known = [at for entry in result["capacity"] for at in (entry["90%"],)]
+    gib, gpus = any("gib" in at for at in known), any("gpus" in at for at in known)
+    head = f"  {'cache':<10}{'blocks of':>10}{'share':>8}{'tokens':>18}"
+    lines.append(head + (f"{'GiB':>12}" if gib else "") + (f"{'GPUs':>7}" if gpus else ""))
     for entry in result["capacity"]:
-        cells = []
+        name = {"lru": "ideal LRU", "optimal": "optimum"}[entry["policy"]]
         for share in ("90%", "95%", "99%"):
             at = entry[share]
-            text = f"{share}: {at['tokens']:,}"
-            if "gib" in at:
-                text += f" ({at['gib']:,.1f} GiB" + (f", {at['gpus']} GPU)" if "gpus" in at else ")")
-            cells.append(text)
-        name = {"lru": "ideal LRU", "optimal": "optimum"}[entry["policy"]]
-        lines.append(f"  {name:<10} blocks of {entry['granularity']:<5}" + "   ".join(cells))
+            line = f"  {name:<10}{entry['granularity']:>10,}{share:>8}{at['tokens']:>18,}"
+            line += f"{at['gib']:>12,.1f}" if "gib" in at else ""
+            lines.append(line + (f"{at['gpus']:>7,}" if "gpus" in at else ""))
     return lines
 
 
 def _ledger(engines: Mapping[str, Any]) -> list[str]:
     names = list(engines)
     lines = ["Ledger: where every prompt token went, at first admission"]
-    lines.append("  " + " " * 14 + "".join(f"{n[:22]:>24}" for n in names))
-    for part in LEDGER_PARTS:
-        values = [engines[n]["ledger"][part] for n in names]
-        if not any(values) and part not in ("new", "evicted", "hit_device"):
-            continue
-        cells = "".join(
-            f"{v:>15,}{percent(v, engines[n]['prompt_tokens']):>9}" for v, n in zip(values, names, strict=True)
-        )
-        lines.append(f"  {part:<14}{cells}   {PART_MEANINGS[part]}")
-    lines.append(f"  {'total':<14}" + "".join(f"{engines[n]['prompt_tokens']:>15,}{'':>9}" for n in names))
+    shown = [
+        p for p in LEDGER_PARTS if p in ("new", "evicted", "hit_device") or any(engines[n]["ledger"][p] for n in names)
+    ]
+    for some in (names[i : i + SIDE_BY_SIDE] for i in range(0, len(names), SIDE_BY_SIDE)):
+        lines.append("  " + " " * 14 + "".join(f"{n[:24]:>26}" for n in some))
+        for part in shown:
+            values = [(engines[n]["ledger"][part], engines[n]["prompt_tokens"]) for n in some]
+            lines.append(f"  {part:<14}" + "".join(f"{v:>17,}{percent(v, prompt):>9}" for v, prompt in values))
+        lines.append(f"  {'total':<14}" + "".join(f"{engines[n]['prompt_tokens']:>17,}{'':>9}" for n in some))
+    lines += [f"    {part}: {PART_MEANINGS[part]}" for part in shown]
     for n in names:
         e = engines[n]
         ideal = e["same_order"]

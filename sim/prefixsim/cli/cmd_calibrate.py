@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from prefixsim.cli.complete import gpus
 from prefixsim.errors import InputError
 
 
@@ -19,7 +20,10 @@ def calibrate(
         None, "--fit", help="Fit operator tables (CSV) in this folder instead of measuring.", metavar="FOLDER"
     ),
     gpu: str | None = typer.Option(
-        None, "--gpu", help="Profile that gives the datasheet part (measuring: default by the device's name)."
+        None,
+        "--gpu",
+        autocompletion=gpus,
+        help="Profile that gives the datasheet part (measuring: default by the device's name).",
     ),
     table_gpu: str | None = typer.Option(None, "--table-gpu", help="Name of the GPU in the tables. Default: by --gpu."),
     source: str = typer.Option("", "--source", help="Who made the tables; goes into every fitted number's source."),

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from prefixsim.cli.complete import scenarios
 from prefixsim.errors import EXIT_CHECK_FAILED, EXIT_COULD_NOT_RUN, EXIT_OK, InputError, OutputError
 
 
@@ -16,7 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    scenarios: list[str] = typer.Argument(..., help="Scenario files, or names of shipped ones.", metavar="SCENARIO..."),
+    scenarios: list[str] = typer.Argument(
+        ..., help="Scenario files, or names of shipped ones.", metavar="SCENARIO...", autocompletion=scenarios
+    ),
     baseline: Path | None = typer.Option(
         None, "--baseline", help="Baseline file (JSON) to compare with.", metavar="FILE"
     ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from prefixsim.cli.complete import gpus, models, scenarios
 from prefixsim.errors import InputError
 
 
@@ -29,7 +30,9 @@ def whole_numbers(text: str, option: str, least: int) -> list[int]:
 
 
 def curve(
-    source: str = typer.Argument(..., help="A scenario (YAML or shipped name) or a trace.", metavar="SCENARIO|TRACE"),
+    source: str = typer.Argument(
+        ..., help="A scenario (YAML or shipped name) or a trace.", metavar="SCENARIO|TRACE", autocompletion=scenarios
+    ),
     format: str | None = typer.Option(None, "--format", help="Format of a trace; default: by evidence."),
     granularity: str | None = typer.Option(
         None, "--granularity", help="Block sizes in tokens, e.g. 1,16. Default: the engines' own, else 16."
@@ -49,8 +52,12 @@ def curve(
         "--simulate",
         help="Scenarios: run the engines with these cache sizes (tokens a replica) and draw them too.",
     ),
-    gpu: str | None = typer.Option(None, "--gpu", help="GPU profile, to state capacities in GiB and GPUs."),
-    model: str | None = typer.Option(None, "--model", help="Model profile, to state capacities in GiB."),
+    gpu: str | None = typer.Option(
+        None, "--gpu", autocompletion=gpus, help="GPU profile, to state capacities in GiB and GPUs."
+    ),
+    model: str | None = typer.Option(
+        None, "--model", autocompletion=models, help="Model profile, to state capacities in GiB."
+    ),
     tensor_parallel_size: int = typer.Option(1, "--tensor-parallel-size", min=1, help="GPUs that share the model."),
     set_: list[str] = typer.Option([], "--set", help="KEY=VALUE: a key of the scenario, or of a trace section."),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),

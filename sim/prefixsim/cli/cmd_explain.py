@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from prefixsim.cli.complete import scenarios
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -11,7 +13,9 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    source: str = typer.Argument(..., help="A scenario (YAML or shipped name) or a trace.", metavar="SCENARIO|TRACE"),
+    source: str = typer.Argument(
+        ..., help="A scenario (YAML or shipped name) or a trace.", metavar="SCENARIO|TRACE", autocompletion=scenarios
+    ),
     format: str | None = typer.Option(None, "--format", help="Format of a trace; default: by evidence."),
     granularity: str | None = typer.Option(
         None, "--granularity", help="Block sizes for ceilings, e.g. 1,16,784. Default: 1 to 512 and the engines' own."

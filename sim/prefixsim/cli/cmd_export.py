@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from prefixsim.cli.complete import export_formats, tables
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -17,10 +19,18 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", metavar="RUN")],
     format_: Annotated[
         str,
-        typer.Option("--format", "-f", help="csv, parquet, prometheus, openmetrics or chrome-trace.", metavar="FORMAT"),
+        typer.Option(
+            "--format",
+            "-f",
+            help="csv, parquet, prometheus, openmetrics or chrome-trace.",
+            metavar="FORMAT",
+            autocompletion=export_formats,
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="File [default: stdout]; .gz is compressed.", metavar="FILE")] = None,
-    table: Annotated[str, typer.Option(help="csv, parquet: requests, timeline or gaps.")] = "requests",
+    out: Annotated[Path | None, typer.Option(help="File (default: stdout); .gz is compressed.", metavar="FILE")] = None,
+    table: Annotated[
+        str, typer.Option(help="csv, parquet: requests, timeline or gaps.", autocompletion=tables)
+    ] = "requests",
     engine: Annotated[list[str] | None, typer.Option(help="Only this engine; may be repeated.", metavar="NAME")] = None,
     every: Annotated[float, typer.Option(help="openmetrics: seconds between scrapes.", metavar="S")] = 15.0,
     start: Annotated[float, typer.Option(help="openmetrics: Unix time of the run's start.", metavar="S")] = 0.0,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from prefixsim.cli.complete import gpus, models
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -11,8 +13,10 @@ def register(app: typer.Typer) -> None:
 
 
 def kv_capacity(
-    gpu: str = typer.Option(..., "--gpu", help="GPU profile."),
-    model: str = typer.Option(..., "--model", help="Model profile, or a Hugging Face config.json."),
+    gpu: str = typer.Option(..., "--gpu", autocompletion=gpus, help="GPU profile."),
+    model: str = typer.Option(
+        ..., "--model", autocompletion=models, help="Model profile, or a Hugging Face config.json."
+    ),
     tensor_parallel_size: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="GPUs a replica."),
     engine: str = typer.Option("vllm", "--engine", help="vllm or sglang."),
     utilization: float | None = typer.Option(
@@ -41,6 +45,7 @@ def kv_capacity(
 
     from prefixsim.errors import InputError
     from prefixsim.hardware.load import engine_options, hardware_from_options
+    from prefixsim.wrap import fitted, wrapped
 
     memory = {
         "total_gib": total_gib,
@@ -80,11 +85,12 @@ def kv_capacity(
             )
         )
         return
-    typer.echo(f"{found.kv_gib:.2f} GiB a GPU: {found.blocks:,} blocks of {found.block_size}, {found.tokens:,} tokens")
+    lines = [f"{found.kv_gib:.2f} GiB a GPU: {found.blocks:,} blocks of {found.block_size}, {found.tokens:,} tokens"]
     if null:
-        typer.echo(f"as vLLM's log counts them; one is its null block, so requests have {found.tokens - null:,} tokens")
-    typer.echo(f"{found.bytes_per_token} bytes a token and GPU")
+        lines.append(f"as vLLM logs it; without its null block requests have {found.tokens - null:,} tokens")
+    lines.append(f"{found.bytes_per_token} bytes a token and GPU")
     for name, part in found.components.items():
-        typer.echo(f"  {name:<12} {part.gib:7.2f} GiB  {part.kind}: {part.how}")
+        lines.append(wrapped(f"{part.kind}: {part.how}", f"  {name:<12} {part.gib:7.2f} GiB  ", " " * 28))
     if found.note:
-        typer.echo(found.note)
+        lines.append(found.note)
+    typer.echo(fitted("\n".join(lines)))

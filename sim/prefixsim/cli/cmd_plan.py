@@ -16,10 +16,10 @@ def register(app: typer.Typer) -> None:
 def plan(
     study: Annotated[Path, typer.Argument(help="Plan file.", metavar="STUDY")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results [default: runs/plan-NAME].", metavar="DIR")
+        Path | None, typer.Option(help="Folder of results (default: runs/plan-NAME).", metavar="DIR")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes [default: processors].", min=1, max=1024)
+        int | None, typer.Option(help="Worker processes (default: processors).", min=1, max=1024)
     ] = None,
     executor: Annotated[str, typer.Option(help="local, serial or dask.")] = "local",
     scheduler: Annotated[

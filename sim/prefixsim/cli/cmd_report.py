@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", metavar="RUN")],
     out: Annotated[
-        Path | None, typer.Option(help="Where the page goes [default: RUN/report.html].", metavar="FILE")
+        Path | None, typer.Option(help="Where the page goes (default: RUN/report.html).", metavar="FILE")
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page, or only print.")] = True,
     explain: Annotated[

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from prefixsim.cli.complete import scenarios
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -15,12 +17,17 @@ def register(app: typer.Typer) -> None:
 
 def run(
     scenarios: Annotated[
-        list[str], typer.Argument(help="Scenario files, or names of shipped ones (quickstart).", metavar="SCENARIO...")
+        list[str],
+        typer.Argument(
+            help="Scenario files, or names of shipped ones (quickstart).",
+            metavar="SCENARIO...",
+            autocompletion=scenarios,
+        ),
     ],
     trace: Annotated[str | None, typer.Option(help="Replaces workload.trace.path.", metavar="PATH")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder [default: runs/NAME-ID]; of several runs, their parent.", metavar="DIR"),
+        typer.Option(help="Run folder (default: runs/NAME-ID); of several runs, their parent.", metavar="DIR"),
     ] = None,
     set_: Annotated[
         list[str] | None,

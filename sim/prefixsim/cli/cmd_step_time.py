@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from prefixsim.cli.complete import gpus, models
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -13,8 +15,10 @@ def register(app: typer.Typer) -> None:
 
 
 def step_time(
-    gpu: str = typer.Option(..., "--gpu", help="GPU profile."),
-    model: str = typer.Option(..., "--model", help="Model profile, or a Hugging Face config.json."),
+    gpu: str = typer.Option(..., "--gpu", autocompletion=gpus, help="GPU profile."),
+    model: str = typer.Option(
+        ..., "--model", autocompletion=models, help="Model profile, or a Hugging Face config.json."
+    ),
     tensor_parallel_size: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="GPUs a replica."),
     engine: str = typer.Option("vllm", "--engine", help="Whose overheads: vllm, sglang, trtllm."),
     dtype: str = typer.Option("auto", "--dtype", "--weights-dtype", help="Weights: auto, bf16, fp8, fp8_block."),
@@ -34,6 +38,7 @@ def step_time(
     from prefixsim.hardware.batches import parse_batch, read_batches
     from prefixsim.hardware.load import hardware_from_options
     from prefixsim.hardware.steptime import StepParts
+    from prefixsim.wrap import wrapped
 
     hardware = hardware_from_options(gpu, model, tensor_parallel_size, dtype=dtype, kv_cache_dtype=kv_dtype)
     costs = hardware.step_costs(engine)
@@ -47,7 +52,8 @@ def step_time(
 
     if not json_:
         typer.echo(
-            f"{'step':>5} {'total':>12} {'layers':>12} {'gemm':>12} {'prefill':>12} {'decode':>12} {'all-reduce':>12} {'lm_head':>10} {'engine':>10}  µs"
+            f"{'step':>4}{'total':>11}{'layers':>10}{'gemm':>10}{'prefill':>10}{'decode':>9}{'allreduce':>10}"
+            f"{'lm_head':>8}{'engine':>8}"
         )
     count = 0
     for batch in batches:
@@ -62,8 +68,9 @@ def step_time(
                 parts.decode_attention_us,
                 parts.allreduce_us,
             )
-            cells = " ".join(f"{v:12.1f}" for v in values)
-            typer.echo(f"{count:5d} {cells} {parts.lm_head_us:10.1f} {parts.engine_us:10.1f}")
+            widths = (10, 9, 9, 9, 8, 9)
+            cells = "".join(f" {v:{w}.1f}" for v, w in zip(values, widths, strict=True))
+            typer.echo(f"{count:4d}{cells} {parts.lm_head_us:7.1f} {parts.engine_us:7.1f}")
         elif steps is not None:
             typer.echo(json.dumps(row(parts)))
         else:
@@ -76,4 +83,4 @@ def step_time(
             typer.echo(json.dumps(row(parts) | detail))
     if count == 0:
         raise InputError(f"{steps}: has no batches")
-    typer.echo(hardware.validity, err=True)
+    typer.echo(wrapped(f"Times in us. {hardware.validity}"), err=True)

@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from prefixsim.cli.complete import trace_formats
+
 trace = typer.Typer(help="Describe, convert and fit traces.", no_args_is_help=True)
 
 _SET_HELP = (
@@ -48,7 +50,9 @@ def formats(json_: bool = typer.Option(False, "--json", help="Print JSON.")) -> 
 @trace.command()
 def describe(
     path: str = typer.Argument(..., help="Trace file or folder."),
-    format: str | None = typer.Option(None, "--format", help="Format; default: by evidence."),
+    format: str | None = typer.Option(
+        None, "--format", autocompletion=trace_formats, help="Format; default: by evidence."
+    ),
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     granularity: list[int] = typer.Option(
@@ -92,30 +96,42 @@ def _ceilings(w: Any, trie: Any, granularity: list[int]) -> dict[str, Any]:
 def convert(
     path: str = typer.Argument(..., help="Trace file or folder."),
     out: Path = typer.Option(..., "--out", "-o", help="Native file to write (JSON lines); `-`: standard output."),
-    format: str | None = typer.Option(None, "--format", help="Format; default: by evidence."),
+    format: str | None = typer.Option(
+        None, "--format", autocompletion=trace_formats, help="Format; default: by evidence."
+    ),
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     seed: int = typer.Option(0, "--seed", help="Seed of synthetic parts."),
+    json_: bool = typer.Option(False, "--json", help="Say on stdout as JSON what was written; not with `--out -`."),
 ) -> None:
     """Writes a trace as native rows; everything the simulator sees is kept."""
+    import json
     import sys
 
+    from prefixsim.errors import InputError
     from prefixsim.workload.write_native import native_lines
 
+    if json_ and str(out) == "-":
+        raise InputError("--json says what was written; with `--out -` stdout carries the trace")
     w = _load(path, format, block_size, settings, seed)
     if str(out) == "-":
         for line in native_lines(w):
             sys.stdout.buffer.write(line)
         return
     _write_whole(out, native_lines(w))
-    typer.echo(f"{out}: {w.n:,} requests", err=True)
+    if json_:
+        typer.echo(json.dumps({"out": str(out), "requests": w.n, "bytes": out.stat().st_size}))
+    else:
+        typer.echo(f"{out}: {w.n:,} requests", err=True)
 
 
 @trace.command()
 def fit(
     path: str = typer.Argument(..., help="Trace file or folder."),
     out: Path = typer.Option(..., "--out", "-o", help="Scenario to write (YAML)."),
-    format: str | None = typer.Option(None, "--format", help="Format; default: by evidence."),
+    format: str | None = typer.Option(
+        None, "--format", autocompletion=trace_formats, help="Format; default: by evidence."
+    ),
     block_size: int | None = typer.Option(None, "--block-size", min=1, help="Tokens of one content id."),
     settings: list[str] = typer.Option([], "--set", help=_SET_HELP),
     rows: int = typer.Option(1000, "--rows", min=16, max=20_000, help="Size of the sample that the scenario holds."),
@@ -126,11 +142,12 @@ def fit(
     import json
 
     from prefixsim.workload.fit import fit_text, fit_trace
+    from prefixsim.wrap import fitted
 
     w = _load(path, format, block_size, settings, seed)
     text, match = fit_trace(w, rows=rows, seed=seed)
     _write_whole(out, iter([text.encode()]))
-    typer.echo(json.dumps(match, indent=2) if json_ else fit_text(match))
+    typer.echo(json.dumps(match, indent=2) if json_ else fitted(fit_text(match)))
     typer.echo(f"{out}: written", err=True)
 
 

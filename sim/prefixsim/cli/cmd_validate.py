@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from prefixsim.cli.complete import scenarios
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -15,7 +17,10 @@ def register(app: typer.Typer) -> None:
 
 def validate(
     scenarios: Annotated[
-        list[str], typer.Argument(help="Scenario files, or names of shipped ones.", metavar="SCENARIO...")
+        list[str],
+        typer.Argument(
+            help="Scenario files, or names of shipped ones.", metavar="SCENARIO...", autocompletion=scenarios
+        ),
     ],
     set_: Annotated[list[str] | None, typer.Option("--set", help="Overrides a key first.", metavar="KEY=VALUE")] = None,
     resolved: Annotated[bool, typer.Option(help="Print the scenario with every default written out.")] = False,

@@ -29,6 +29,7 @@ from prefixsim.pipeline.prepare import (
 )
 from prefixsim.pipeline.save_cache import check_one_prefix, check_saving, write_cache
 from prefixsim.pipeline.simulate import simulate
+from prefixsim.pipeline.size import check_size
 from prefixsim.pipeline.summarise import provenance, summarise
 from prefixsim.records import I64, RunRecord
 from prefixsim.scenario.identity import resolved_yaml, run_identity
@@ -86,6 +87,7 @@ def run_scenario(
             check_saving(scenario, chosen, save_cache)
         prepared = library.get(scenario) if save_cache is None else prepare(scenario, named=True)
         warm_start.check_replicas(prepared, scenario.n_replicas)
+        check_size(scenario, chosen, prepared, len(hardware), tell)
         clock = _Clock(prepared, compiled)
         report = None if share is None else partial(share, total=prepared.workload.n)
         save = None if save_cache is None else partial(write_cache, save_cache)

@@ -86,7 +86,8 @@ def figure(fig: Figure) -> str:
         f'<figure id="{fig.id}"{" class=wide" if fig.wide else ""}><figcaption><h3>{esc(fig.title)}</h3><p>{esc(fig.says, 600)}</p></figcaption>'
         f'<div class="plot" id="plot-{fig.id}" style="min-height:{fig.height}px" role="img" '
         f'aria-label="{esc(describe(fig), 1500)}"></div>'
-        f'<div class="tools">{csv_button(fig.id, fig.title)}<details data-table="{fig.id}"><summary>Data as a table</summary>'
+        f'<div class="tools">{csv_button(fig.id, fig.title)}<details data-table="{fig.id}"><summary>Data as a table'
+        f"{UNSEEN.format(f': {esc(fig.title)}')}</summary>"
         "</details></div></figure>"
     )
 

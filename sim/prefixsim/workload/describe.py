@@ -8,6 +8,7 @@ import numpy as np
 
 from prefixsim.workload.intern import Trie, build_chains
 from prefixsim.workload.table import Workload
+from prefixsim.wrap import fitted
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -190,7 +191,7 @@ def describe_text(d: dict[str, Any]) -> str:
         lines.append("groups")
         for g in d["groups"][:10]:
             lines.append(
-                f"  {g['group'] or '(none)':<32.32} {g['requests']:>10,} requests {g['prompt_tokens']:>16,} prompt tokens"
+                f"  {g['group'] or '(none)':<26.26} {g['requests']:>10,} requests {g['prompt_tokens']:>15,} prompt tokens"
             )
         if len(d["groups"]) > 10:
             lines.append(f"  ... and {len(d['groups']) - 10:,} more")
@@ -200,7 +201,7 @@ def describe_text(d: dict[str, Any]) -> str:
         lines.append(f"note: {note}")
     for what in d["missing"]:
         lines.append(f"not in the file: {what}")
-    return "\n".join(lines)
+    return fitted("\n".join(lines))
 
 
 def _shared_text(d: dict[str, Any]) -> list[str]:

@@ -52,6 +52,8 @@ class RememberingCache(GroupCache):
     def commit(self, request: GroupRequest, tokens: int) -> None:
         """As `GroupCache.commit`, and remembers."""
         first = self.committed[0].get(request.number, 0)
+        if min(tokens, request.tokens) // self.rules.block_size <= first:
+            return
         super().commit(request, tokens)
         for k in range(first, self.committed[0].get(request.number, 0)):
             chain = request.chain[k]

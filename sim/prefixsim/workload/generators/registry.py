@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import ScenarioError, nearest
+from prefixsim.machine import require
 from prefixsim.workload.table import Source, Workload
 
 
@@ -77,20 +77,12 @@ def generate(spec: Any, *, base_dir: Path, seed: int) -> Workload:
 
 
 def _enough_memory(spec: Any) -> None:
-    """Raises ScenarioError when so many requests cannot fit: before anything is allocated."""
+    """Raises DoesNotFitError when so many requests cannot fit: before anything is allocated."""
     wanted = max(
         (getattr(spec, k, None) or 0 for k in ("requests", "num_prompts")),
         default=0,
     ) or getattr(spec, "gsp_num_groups", 0) * getattr(spec, "gsp_prompts_per_group", 0)
-    try:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return
-    if wanted * BYTES_A_REQUEST > physical:
-        raise ScenarioError(
-            f"{wanted:,} requests need some {wanted * BYTES_A_REQUEST / 2**30:,.0f} GiB before the simulation starts; "
-            f"this machine has {physical / 2**30:,.0f} GiB"
-        )
+    require(wanted * BYTES_A_REQUEST, f"{wanted:,} requests")
 
 
 def synthetic_source(kind: str, **more: Any) -> Source:
