@@ -37,6 +37,20 @@ def test_the_largest_prompt_that_fits(block_size: int) -> None:
         assert bool(got["requests"][0]["rejected"]) == bool(more)
 
 
+@pytest.mark.parametrize("mode", ["sequential", "scheduler"])
+@pytest.mark.parametrize("tokens", [4, 5, 7, 8, 9])
+def test_the_last_token_is_always_computed(mode: str, tokens: int) -> None:
+    """Of a prompt that is there in whole blocks of 4, the last block is not a hit."""
+    rows = [
+        {"id": name, "step": step, "tokens": list(range(tokens)), "output_tokens": [1] * 3}
+        for name, step in (("a", 0), ("b", 50))
+    ]
+    config = {"mode": mode, "block_size": 4, "num_gpu_blocks": 20}
+    got = replay(rows, config)
+    assert got == twin_replay(rows, config)
+    assert [r["cached_tokens"] for r in got["requests"]] == [0, (tokens - 1) // 4 * 4]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_growing_arrays_changes_nothing(seed: int) -> None:
     _, w, s = timed_case(seed)

@@ -69,7 +69,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.blocks = np.zeros((blocks, 8), dtype=np.int32)
         pk.reset_pool(self.state, self.blocks)
         self.where = np.zeros(len(ids), dtype=np.int32)
-        self.commits = np.zeros(1, dtype=np.int64)
+        self.state[cols.I_KEEP_COMMITS] = 1
+        self.commits = np.full(len(ids), -1, dtype=np.int64)
+        self.first_commits = [-1] * len(ids)
+        self.now = 0
         self.live: dict[int, dict[str, Any]] = {}
 
     @rule(row=st.integers(0, 5), limit=st.integers(0, 6), new=st.integers(1, 4), full=st.integers(0, 7))
@@ -102,11 +105,15 @@ class PoolMachine(RuleBasedStateMachine):
         r = self.live[row]
         full = min(full, len(r["table"]))
         if full > r["done"]:
+            self.now += 1
             for k in range(r["done"], full):
-                self.twin.commit(r["table"][k], self.rows[row][k])
+                chain = self.rows[row][k]
+                if chain not in self.twin.ever:
+                    self.first_commits[chain] = self.now
+                self.twin.commit(r["table"][k], chain)
             r["run"] = pk.commit_row(
                 self.state, self.blocks, self.where, self.commits, *self.runs, row,
-                r["run"], r["tail"], len(r["table"]), r["done"], full, 0,
+                r["run"], r["tail"], len(r["table"]), r["done"], full, self.now,
             )  # fmt: skip
             r["done"] = full
 
@@ -124,7 +131,9 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "twin"):
             return
         self.twin.check([r["table"] for r in self.live.values()])
+        assert self.commits.tolist() == self.first_commits
         queue, b = [], int(self.blocks[0, cols.B_NEXT])
+        assert self.blocks[b, cols.B_PREV] == 0
         while b:
             assert self.blocks[self.blocks[b, cols.B_NEXT], cols.B_PREV] == b  # links agree both ways
             queue.append(b)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -193,6 +194,19 @@ def test_single_tokens_with_unknown_outputs():
     first, second = chain_rows(w, "vllm", 1)
     assert first[:3] == second[:3]
     assert not set(first[3:]) & set(second[3:])
+
+
+@pytest.mark.parametrize("rule", ["vllm", "sglang", "none"])
+def test_namespaces_of_two_requests(rule):
+    """Every way in which two requests can differ."""
+    for first, second in product(product(range(2), repeat=3), repeat=2):
+        salt, lora, key = zip(first, second, strict=True)
+        w = make_workload(
+            source=Source(kind="test"), prompt_tokens=[4] * 2, output_tokens=[1] * 2, atom_offset=[0, 1, 2],
+            prompt_atoms=[1] * 2, atom_id=[0] * 2, atom_tokens=[4] * 2, salt=salt, lora=lora, extra_key=key,
+            salt_names=("", "s"), lora_names=("", "l"), extra_key_names=("", "k"),
+        )  # fmt: skip
+        assert reference.same_partition(namespaces(w, rule).tolist(), spaces(w, rule)), (first, second)
 
 
 def test_sglang_joins_extra_key_and_lora_as_text():
