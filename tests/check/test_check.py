@@ -329,6 +329,17 @@ def test_repeats_run_different_seeds():
     assert entries["support-gate"].repeats == 3
 
 
+def test_what_is_being_done_is_said_before_it_takes_time():
+    """The first word is also what says that kernels are compiled: it must not come after them."""
+    said = []
+    path = data_dir("scenarios") / "claim-c01-position.yaml"
+    check([str(path)], workers=1, say=said.append)
+    assert said == ["1 run of 1 scenario", f"{path}: seed 0 done"]
+    said.clear()
+    check(["nowhere.yaml"], say=said.append)
+    assert not said
+
+
 def test_the_project_gates_itself():
     """The shipped scenarios against the committed baseline: a change of the program that moves hits fails here, with reasons.
     Where it is wanted: prefixsim check quickstart scenarios/check/support.yaml --baseline scenarios/check/baseline.json

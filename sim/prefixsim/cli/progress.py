@@ -8,6 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 
+from prefixsim.report.progress import duration
+from prefixsim.wrap import WIDTH
+
 REDRAW_S, ESTIMATE_AFTER_S = 0.2, 2.0
 
 
@@ -46,7 +49,7 @@ class Teller:
         if not self.live or self.quiet or now - self.drawn < REDRAW_S:
             return
         spent = now - self.since
-        left = f", about {spent * (total - done) / done:.0f} s left" if done and spent > ESTIMATE_AFTER_S else ""
+        left = f", about {duration(spent * (total - done) / done)} left" if done and spent > ESTIMATE_AFTER_S else ""
         self._draw(f" {100 * done / max(total, 1):.0f} %{left}")
 
     def clear(self) -> None:
@@ -56,7 +59,8 @@ class Teller:
 
     def _draw(self, tail: str) -> None:
         self.drawn = time.monotonic()
-        print(f"\r\x1b[2K{self.text} ...{tail}", end="", file=self.err, flush=True)
+        room = WIDTH - 1 - len(" ..." + tail)  # a line that wraps could not be taken away
+        print(f"\r\x1b[2K{self.text[:room]} ...{tail}", end="", file=self.err, flush=True)
 
 
 @contextlib.contextmanager

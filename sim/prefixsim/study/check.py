@@ -98,6 +98,8 @@ def check(
         for k in range(seeds_of(s, entry, repeats)):
             jobs.append(Job(file, variant, dict(overrides or {}), s.seed + k, points=k == 0))
             owner.append(i)
+    if jobs:
+        tell(f"{len(jobs)} run{'s' * (len(jobs) > 1)} of {len(units)} scenario{'s' * (len(units) > 1)}")
     many = min(workers or default_workers(), len(jobs))
     executor = ProcessExecutor(many) if many > 1 else SerialExecutor()
     done: dict[int, dict[int, Done]] = {}
