@@ -93,8 +93,9 @@ def test_queue_is_its_definition(by_priority: bool) -> None:
     for seed in range(30):
         rng = random.Random(seed)
         queue = Queue(by_priority, rng)
-        for _ in range(100):
-            what = rng.choice(["arrive", "arrive", "admit", "admit", "preempt", "preempt", "end"])
+        arrivals = rng.choice([1, 4])
+        for _ in range(200):
+            (what,) = rng.choices(["arrive", "admit", "preempt", "end"], (arrivals, 4, 4, 2))
             if what == "arrive":
                 queue.arrive()
             elif what == "admit":
