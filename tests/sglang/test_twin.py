@@ -66,6 +66,25 @@ def test_equal_to_twin(seed: int) -> None:
     assert replay_workload(workload, config) == replay_reference(workload, config)
 
 
+@pytest.mark.parametrize("seed", [206, 1514])
+def test_crowds_are_served_in_order_of_arrival(seed: int) -> None:
+    """lpm and hrrn are fcfs above 128 waiting requests."""
+    rows, config = random_case(seed)
+    assert len(rows) > 128
+    assert config["schedule_policy"] in {"lpm", "hrrn"}
+    workload = workload_of(rows)
+    assert replay_workload(workload, config) == replay_reference(workload, config)
+
+
+@pytest.mark.parametrize("seed", [1863, 2004])
+def test_a_last_request_that_outgrows_the_pool_is_aborted(seed: int) -> None:
+    rows, config = random_case(seed)
+    workload = workload_of(rows)
+    got = replay_workload(workload, config)
+    assert any(not r["admitted"] and r["chunks"] for r in got["requests"])
+    assert got == replay_reference(workload, config)
+
+
 @given(hs.integers(0, 2**32 - 1))
 @settings(max_examples=25)
 def test_twin_invariants(seed: int) -> None:
