@@ -10,7 +10,15 @@ import pytest
 
 from prefixsim.engines.sglang import state as st
 from prefixsim.engines.sglang.prefill_kernels import shorter_waiting
-from prefixsim.records import NEVER, REQ_ADMITTED_NS, TL_SCHEDULED_TOKENS
+from prefixsim.records import (
+    NEVER,
+    REQ_ADMITTED_NS,
+    REQ_FINISH_NS,
+    REQ_PREEMPTIONS,
+    REQ_STATUS,
+    STATUS_FINISHED,
+    TL_SCHEDULED_TOKENS,
+)
 from prefixsim.workload.table import Source, Workload, make_workload
 
 from .cases import engine_of, workload_of
@@ -107,3 +115,26 @@ def test_hrrn_weighs_prefill_since_arrival_by_what_is_left(policy: str, order: s
     engine.advance(NEVER)
     admitted = engine.inputs.rows[:, REQ_ADMITTED_NS]
     assert "".join(list(prompts)[i] for i in np.argsort(admitted)) == order
+
+
+def test_results_in_flight_free_memory_before_anybody_is_retracted() -> None:
+    """The last token of one request is in flight and the pool is full: the other decodes one step later. One page less, and
+    somebody is retracted before that."""
+
+    def ends(capacity: int) -> tuple[list[int], int]:
+        rows = [
+            {"id": name, "step": 0, "tokens": [i] * 10, "output_tokens": [i] * outputs, "priority": 0}
+            for i, (name, outputs) in enumerate((("long", 200), ("short", 20)))
+        ]
+        w = workload_of(rows, arrival_ns=np.array([0, 2_000_000]))
+        engine = engine_of(w, capacity, schedule_conservativeness=0.01)
+        engine.submit(np.arange(2), w.arrival_ns)
+        engine.advance(NEVER)
+        table = engine.inputs.rows
+        assert (table[:, REQ_STATUS] == STATUS_FINISHED).all(), "alone in a full pool it would be aborted"
+        return table[:, REQ_PREEMPTIONS].tolist(), int(table[1, REQ_FINISH_NS])
+
+    (retracted, _), (full, ended), (roomy, in_time) = ends(77), ends(78), ends(99)
+    assert sum(retracted) == 1
+    assert full == roomy == [0, 0]
+    assert ended == in_time, "the one that ends is not held up"
