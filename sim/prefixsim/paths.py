@@ -28,17 +28,15 @@ def data_dir(kind: str) -> Path:
 
 def cache_dir() -> Path:
     """The user's cache folder for prefixsim (not created here): $PREFIXSIM_CACHE_DIR, else $XDG_CACHE_HOME/prefixsim,
-    else ~/.cache/prefixsim. Callers must work when it cannot be written."""
+    else ~/.cache/prefixsim; without a home, below $TMPDIR. Callers must work when it cannot be written."""
     override = os.environ.get("PREFIXSIM_CACHE_DIR")
     if override:
         return Path(override)
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         return Path(base) / "prefixsim"
-    try:
-        return Path.home() / ".cache" / "prefixsim"
-    except RuntimeError:  # no home at all
-        return _spare()
+    home = Path(os.path.expanduser("~"))
+    return home / ".cache" / "prefixsim" if home.is_absolute() and home.is_dir() else _spare()
 
 
 def _spare() -> Path:
