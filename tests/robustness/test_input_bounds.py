@@ -243,6 +243,15 @@ def test_readers_do_not_wait_for_a_pipe(tmp_path, pipe):
                 list(read_chunks(table, ["x"]))
 
 
+def test_a_panic_of_a_tokenizer_library_is_an_error_and_an_interrupt_is_none(tmp_path):
+    class PanicException(BaseException):
+        """What Rust code raises: no Exception."""
+
+    for raised, seen in ((PanicException("out of range"), TraceError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        with pytest.raises(seen), tokenizers._faults(tmp_path / "t.json", "cannot encode"):
+            raise raised
+
+
 @pytest.mark.parametrize("layout", [[], ["--layout", "hybrid", "--sliding-window", "8"]], ids=["full", "hybrid"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "absent", "/dev/zero"])
 def test_replay_of_what_is_no_file(tmp_path, pipe, kind, layout):
