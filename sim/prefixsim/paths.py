@@ -118,9 +118,10 @@ def whole_file(path: Path, *, folders: bool = False) -> Iterator[Path]:
     A link is followed; a device or a pipe is written to as it is. folders: those above are made. Raises OutputError, with the
     path, where the file system refuses.
     """
-    place = Path(os.path.realpath(path))
-    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    part = None
     try:
+        place = Path(os.path.realpath(path))
+        part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
         if folders:
             place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not place.is_file():
@@ -131,8 +132,9 @@ def whole_file(path: Path, *, folders: bool = False) -> Iterator[Path]:
     except OSError as exc:
         raise OutputError(f"{path}: could not be written: {exc.strerror or exc}") from None
     finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+        if part is not None:
+            with contextlib.suppress(OSError):
+                part.unlink()
 
 
 def write_whole(path: Path, text: str, *, folders: bool = False) -> None:
