@@ -28,17 +28,15 @@ def data_dir(kind: str) -> Path:
 
 def cache_dir() -> Path:
     """The user's cache folder for prefixsim (not created here): $PREFIXSIM_CACHE_DIR, else $XDG_CACHE_HOME/prefixsim,
-    else ~/.cache/prefixsim. Callers must work when it cannot be written."""
+    else ~/.cache/prefixsim; without a home, below $TMPDIR. Callers must work when it cannot be written."""
     override = os.environ.get("PREFIXSIM_CACHE_DIR")
     if override:
         return Path(override)
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         return Path(base) / "prefixsim"
-    try:
-        return Path.home() / ".cache" / "prefixsim"
-    except RuntimeError:  # no home at all
-        return _spare()
+    home = Path(os.path.expanduser("~"))
+    return home / ".cache" / "prefixsim" if home.is_absolute() and home.is_dir() else _spare()
 
 
 def _spare() -> Path:
@@ -120,9 +118,10 @@ def whole_file(path: Path, *, folders: bool = False) -> Iterator[Path]:
     A link is followed; a device or a pipe is written to as it is. folders: those above are made. Raises OutputError, with the
     path, where the file system refuses.
     """
-    place = Path(os.path.realpath(path))
-    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    part = None
     try:
+        place = Path(os.path.realpath(path))
+        part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
         if folders:
             place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not place.is_file():
@@ -133,8 +132,9 @@ def whole_file(path: Path, *, folders: bool = False) -> Iterator[Path]:
     except OSError as exc:
         raise OutputError(f"{path}: could not be written: {exc.strerror or exc}") from None
     finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+        if part is not None:
+            with contextlib.suppress(OSError):
+                part.unlink()
 
 
 def write_whole(path: Path, text: str, *, folders: bool = False) -> None:

@@ -243,6 +243,15 @@ def test_readers_do_not_wait_for_a_pipe(tmp_path, pipe):
                 list(read_chunks(table, ["x"]))
 
 
+def test_a_panic_of_a_tokenizer_library_is_an_error_and_an_interrupt_is_none(tmp_path):
+    class PanicException(BaseException):
+        """What Rust code raises: no Exception."""
+
+    for raised, seen in ((PanicException("out of range"), TraceError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        with pytest.raises(seen), tokenizers._faults(tmp_path / "t.json", "cannot encode"):
+            raise raised
+
+
 @pytest.mark.parametrize("layout", [[], ["--layout", "hybrid", "--sliding-window", "8"]], ids=["full", "hybrid"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "absent", "/dev/zero"])
 def test_replay_of_what_is_no_file(tmp_path, pipe, kind, layout):
@@ -323,11 +332,42 @@ def test_validating_needs_no_compiler(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [b"name=\xff", b"\xff=1", b"name=a\x01b", b"engines..kind=1", b"=", b".=1", b"engines[999999].kind=x"]
+    "text",
+    [
+        b"name=\xff",
+        b"\xff=1",
+        b"name=a\x01b",
+        b"name=" + b"[" * 5000,
+        b"engines..kind=1",
+        b"=",
+        b".=1",
+        b"engines[999999].kind=x",
+    ],
 )
 def test_hostile_overrides_are_refused(tmp_path, text):
     (tmp_path / "s.yaml").write_text(SMALL)
     for_people(prefixsim("validate", tmp_path / "s.yaml", "--set", os.fsdecode(text)))
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((f"engines.v.{k}", HUGE) for k in ("num_gpu_blocks_override", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+                                             "long_prefill_token_threshold")),
+        *((f"engines.s.{k}", HUGE) for k in ("max_total_tokens", "max_running_requests", "chunked_prefill_size", "max_prefill_tokens",
+                                             "context_length")),
+        ("engines.s.schedule_conservativeness", 1e300), ("workload.max_prompt_tokens", HUGE), ("hardware.memory.total_gib", 1e300),
+        ("hardware.host_link.latency_us", 1e300), ("hardware.usd_per_gpu_hour", 1e300),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_any_engine_are_refused_where_they_stand(tmp_path, key, value):
+    (tmp_path / "s.yaml").write_text(SMALL)
+    text = for_people(prefixsim("validate", tmp_path / "s.yaml", "--set", f"{key}={value}"))
+    assert f"{key}={value}" in text
+    assert "less than or equal to" in text
 
 
 # ---- nothing that could run code ---------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def run_app() -> None:
         _drop_stdout()
         sys.exit(EXIT_COULD_NOT_RUN)
     except OSError as exc:
-        _fail(exc, f"error: {exc.filename or 'output'}: {exc.strerror or exc}")
+        _fail(exc, f"error: {exc.filename or _unnamed()}: {exc.strerror or exc}")
     except Exception as exc:  # the last resort: still no traceback
         _fail(
             exc,
@@ -103,6 +103,15 @@ def _end_as_by_ctrl_c() -> None:
 def _interrupted(exc: BaseException) -> None:
     sys.unraisablehook = lambda _: None  # compilers that were cut short complain while they are taken down
     _fail(exc, "interrupted; finished results are kept")
+
+
+def _unnamed() -> str:
+    """What an error without a file name is about."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working folder is gone"
+    return "output"
 
 
 def _fail(exc: BaseException, message: str, code: int = EXIT_COULD_NOT_RUN) -> None:

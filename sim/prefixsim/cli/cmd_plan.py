@@ -49,8 +49,9 @@ def plan(
         typer.echo(text)
     else:
         from prefixsim.report.terminal import print_table
+        from prefixsim.wrap import fitted
 
-        typer.echo("\n".join(conclusion(loaded.spec, answers)))
+        typer.echo(fitted("\n".join(conclusion(loaded.spec, answers))))
         header, rows = table(loaded.spec, answers)
         print_table(header, rows, left=header.index("caching") + 1)
         typer.echo(f"details: {folder / 'plan.json'}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from prefixsim.wrap import fitted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -78,7 +80,7 @@ def replay(
         if trace is not None or engine is not None:
             raise InputError("--cases: engine and options come from each case; leave TRACE and --engine out")
         for name, result in _replay_cases(cases):
-            typer.echo(_json(result) if json_ else _summary(name, result))
+            typer.echo(_json(result) if json_ else fitted(_summary(name, result)))
         return
     if trace is None:
         raise InputError("replay needs a TRACE.jsonl, or --cases FILE.jsonl")
@@ -129,7 +131,7 @@ def replay(
         _need(own, "max_total_tokens", "--max-total-tokens")
     config = both | {key: value for key, value in own.items() if value is not None}
     result = _engine_replay(engine)(trace, config)
-    typer.echo(_json(result) if json_ else _summary(str(trace), result))
+    typer.echo(_json(result) if json_ else fitted(_summary(str(trace), result)))
 
 
 def _need(options: dict[str, Any], key: str, option: str) -> None:

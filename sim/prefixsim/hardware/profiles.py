@@ -38,17 +38,23 @@ class Number(Strict):
         return text
 
 
+GREATEST = 1e7
+"""No number of a profile is above it, in its unit."""
+
+
 def _check(number: Number, low: float, high: float, *, open_low: bool, what: str) -> Number:
+    if number.value > GREATEST:
+        raise ValueError(f"must be at most {GREATEST:g}, found {number.value:g}")
     if not (low < number.value if open_low else low <= number.value) or number.value > high:
         raise ValueError(f"{what}, found {number.value:g}")
     return number
 
 
 Positive = Annotated[
-    Number, AfterValidator(lambda n: _check(n, 0, 1e15, open_low=True, what="must be greater than zero"))
+    Number, AfterValidator(lambda n: _check(n, 0, GREATEST, open_low=True, what="must be greater than zero"))
 ]
 NonNegative = Annotated[
-    Number, AfterValidator(lambda n: _check(n, 0, 1e15, open_low=False, what="must not be negative"))
+    Number, AfterValidator(lambda n: _check(n, 0, GREATEST, open_low=False, what="must not be negative"))
 ]
 Efficiency = Annotated[
     Number,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+MOST = 1 << 40
+"""More tokens, blocks or requests than any engine or trace has."""
+
 
 class Strict(BaseModel):
     """Frozen; unknown keys, NaN and infinities refused; no coercion of strings to numbers or floats to ints."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from prefixsim.scenario.base import Strict
+from prefixsim.scenario.base import MOST, Strict
 
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random")
@@ -30,11 +30,11 @@ class EvictionConfig(Strict):
         engines: [{name: sglang, kind: sglang, radix_eviction_policy: slru, radix_eviction_policy_config: {protected_threshold: 3}}]
     """
 
-    protected_threshold: int = Field(2, ge=0)
+    protected_threshold: int = Field(2, ge=0, le=MOST)
     """slru: hits from which a node is protected."""
-    threshold: int = Field(0, ge=0)
+    threshold: int = Field(0, ge=0, le=MOST)
     """tlru: tokens that a prompt may have to compute without harm."""
-    next_prompt_estimate: int = Field(0, ge=0)
+    next_prompt_estimate: int = Field(0, ge=0, le=MOST)
     """tlru: expected tokens of the next prompt beyond the history."""
 
 
@@ -51,7 +51,7 @@ class SglangOptions(Strict):
     """Version whose behaviour is imitated; sglang is the newest."""
     page_size: int = Field(1, ge=1, le=1 << 20)
     """Tokens of a page, the unit of the tree; 1: any length matches."""
-    max_total_tokens: int | None = Field(None, ge=1)
+    max_total_tokens: int | None = Field(None, ge=1, le=MOST)
     """Tokens in the KV pool; default: from the GPU's memory."""
     mem_fraction_static: float | None = Field(None, gt=0, lt=1)
     """Share of the GPU's memory for weights and KV pool; default: SGLang's formula for the GPU."""
@@ -63,17 +63,17 @@ class SglangOptions(Strict):
     """Parameters of slru and tlru."""
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first", "random"] = "fcfs"
     """Order of the waiting queue."""
-    max_running_requests: int | None = Field(None, ge=1)
+    max_running_requests: int | None = Field(None, ge=1, le=MOST)
     """Requests that run at once; default: SGLang's for this pool."""
-    chunked_prefill_size: int | None = Field(None, ge=-1)
+    chunked_prefill_size: int | None = Field(None, ge=-1, le=MOST)
     """Tokens of a prompt that are computed at once; default: SGLang's for the GPU's memory; -1: no chunking."""
-    max_prefill_tokens: int = Field(16384, ge=1)
+    max_prefill_tokens: int = Field(16384, ge=1, le=MOST)
     """New tokens of one prefill batch at most."""
-    schedule_conservativeness: float = Field(1.0, ge=0)
+    schedule_conservativeness: float = Field(1.0, ge=0, le=1e6)
     """Scales the share of a request's future output that admission keeps free."""
     disable_overlap_schedule: bool = False
     """True: a batch is scheduled when the one before has been processed."""
-    context_length: int | None = Field(None, ge=1)
+    context_length: int | None = Field(None, ge=1, le=MOST)
     """Prompt and output of a request together, tokens; default: no limit but the pool."""
     strip_thinking_cache: bool = False
     """True: only the prompt of a finished request stays in the tree (every output is taken to be thinking)."""

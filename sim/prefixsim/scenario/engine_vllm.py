@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from prefixsim.scenario.base import Strict
+from prefixsim.scenario.base import MOST, Strict
 
 VLLM_VERSIONS = ("0.33", "0.11")
 
@@ -31,9 +31,9 @@ class KvConnectorConfig(Strict):
         engines: [{name: vllm, kind: vllm@0.33, kv_offloading_size: 256, kv_connector_extra_config: {store_threshold: 2}}]
     """
 
-    store_threshold: int = Field(0, ge=0)
+    store_threshold: int = Field(0, ge=0, le=MOST)
     """Offers of a block after which it is stored; below 2: at once."""
-    max_tracker_size: int = Field(64_000, ge=1)
+    max_tracker_size: int = Field(64_000, ge=1, le=MOST)
     """Blocks whose offers are counted."""
     eviction_policy: Literal["lru", "arc"] = "lru"
     """Of the host tier; arc is refused as not modelled."""
@@ -52,21 +52,21 @@ class VllmOptions(Strict):
     """Version whose behaviour is imitated; vllm is the newest."""
     block_size: int = Field(16, ge=1, le=1 << 20)
     """Tokens of a block, the unit that is hashed and cached."""
-    num_gpu_blocks_override: int | None = Field(None, ge=2)
+    num_gpu_blocks_override: int | None = Field(None, ge=2, le=MOST)
     """Number of KV blocks, vLLM's null block included; default: from the GPU's memory."""
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
     """Share of the GPU's memory that vLLM may use; sizes the KV pool unless num_gpu_blocks_override does."""
     enable_prefix_caching: bool = True
     """Off: nothing is hashed, nothing hits."""
-    max_num_seqs: int | None = Field(None, ge=1)
+    max_num_seqs: int | None = Field(None, ge=1, le=MOST)
     """Requests that run at once; default: vLLM's for the GPU (1024 on H100/H200-class, else 256)."""
-    max_num_batched_tokens: int | None = Field(None, ge=1)
+    max_num_batched_tokens: int | None = Field(None, ge=1, le=MOST)
     """Tokens of one step at most; default: vLLM's for the GPU (8192 on H100/H200-class, else 2048; 16384 from 160 GiB)."""
-    max_model_len: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(None, ge=1, le=MOST)
     """Prompt and output of a request together, tokens; default: no limit but the pool."""
     enable_chunked_prefill: bool = True
     """Off: a prompt is computed in one step or not at all."""
-    long_prefill_token_threshold: int = Field(0, ge=0)
+    long_prefill_token_threshold: int = Field(0, ge=0, le=MOST)
     """Most new tokens of one request a step; 0: no limit."""
     async_scheduling: bool | None = None
     """Two steps in flight (0.33: true; 0.11: false)."""
@@ -79,9 +79,9 @@ class VllmOptions(Strict):
     layout: Literal["full", "swa", "hybrid"] | None = None
     """KV groups: full attention, sliding window, or one of each; default: what vLLM makes of the model. `full` on a model with
     window layers is `--disable-hybrid-kv-cache-manager`."""
-    sliding_window: int | None = Field(None, ge=1)
+    sliding_window: int | None = Field(None, ge=1, le=MOST)
     """Window in tokens, for swa and hybrid; default: the model's."""
-    prefix_cache_retention_interval: int | None = Field(0, ge=0)
+    prefix_cache_retention_interval: int | None = Field(0, ge=0, le=MOST)
     """For sliding-window groups; 0: vLLM's default, null: dense."""
     kv_offloading_size: float | None = Field(None, ge=0, le=1 << 20)
     """Host memory for offloaded KV blocks, GiB, all GPUs of a replica together; null or 0: no host tier."""

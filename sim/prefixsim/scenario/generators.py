@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from prefixsim.scenario.arrivals import Arrivals
-from prefixsim.scenario.base import Strict
+from prefixsim.scenario.base import MOST, Strict
 from prefixsim.scenario.distribution import Distribution, Mean, Uniform, constant
 
 MAX_REQUESTS = 200_000_000
@@ -104,7 +104,7 @@ class AgentsWorkload(Load):
     """Sub-agents' system prompt, one for all."""
     sub_agent_steps: Distribution = constant(3)
     """Requests of a sub-agent."""
-    max_prompt_tokens: int | None = Field(None, ge=1)
+    max_prompt_tokens: int | None = Field(None, ge=1, le=MOST)
     """A session ends before its prompt would grow beyond this."""
 
 

@@ -19,15 +19,15 @@ class MemoryOverrides(Strict):
         hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b, memory: {weights_gib: 14.99, cuda_graphs_gib: 0.6}}
     """
 
-    total_gib: float | None = Field(None, gt=0)
+    total_gib: float | None = Field(None, gt=0, le=1e6)
     """Memory the driver reports (an 80 GB H100 has 79.19 GiB); default: from the GPU's profile."""
-    weights_gib: float | None = Field(None, ge=0)
+    weights_gib: float | None = Field(None, ge=0, le=1e6)
     """Weights on one GPU."""
-    activation_gib: float | None = Field(None, ge=0)
+    activation_gib: float | None = Field(None, ge=0, le=1e6)
     """Peak of the profiling run."""
-    non_torch_gib: float | None = Field(None, ge=0)
+    non_torch_gib: float | None = Field(None, ge=0, le=1e6)
     """CUDA context, NCCL buffers."""
-    cuda_graphs_gib: float | None = Field(None, ge=0)
+    cuda_graphs_gib: float | None = Field(None, ge=0, le=1e6)
     """CUDA graph estimate; vLLM subtracts it since 0.21."""
 
 
@@ -38,11 +38,11 @@ class HostLinkOverrides(Strict):
         hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b, host_link: {bandwidth_gb_per_s: 50}}
     """
 
-    bandwidth_gb_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    bandwidth_gb_per_s: float | None = Field(None, gt=0, le=1e6)
     """In each direction; default: 82 % of the profile's."""
-    per_block_us: float | None = Field(None, ge=0, allow_inf_nan=False)
+    per_block_us: float | None = Field(None, ge=0, le=1e6)
     """What a block or page costs beside its bytes."""
-    latency_us: float | None = Field(None, ge=0, allow_inf_nan=False)
+    latency_us: float | None = Field(None, ge=0, le=1e6)
     """What a transfer costs beside its blocks."""
 
 
@@ -69,5 +69,5 @@ class HardwareSpec(Strict):
     """Host profile: costs of hashing and tree work on the scheduler's CPU."""
     host_link: HostLinkOverrides = HostLinkOverrides()
     """PCIe to host memory; used by host tiers only."""
-    usd_per_gpu_hour: float | None = Field(None, ge=0)
+    usd_per_gpu_hour: float | None = Field(None, ge=0, le=1e6)
     """Price; default: the profile's."""

@@ -98,8 +98,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     """ "engines.vllm.block_size=32" -> ("engines.vllm.block_size", 32); the value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set {text}: write KEY=VALUE, e.g. --set engines.vllm.block_size=32")
-    parsed = strict_yaml.parse(value, f"--set {text}").data if value.strip() else None
+        raise InputError(f"--set {text:.200}: write KEY=VALUE, e.g. --set engines.vllm.block_size=32")
+    parsed = strict_yaml.parse(value, f"--set {text:.200}").data if value.strip() else None
     return key.strip(), parsed
 
 
@@ -150,7 +150,7 @@ def _blame(problem: Problem, changed: list[tuple[Path_, str, Any]]) -> Problem:
     for path, key, value in changed:
         where = strict_yaml.dotted(path)
         if problem.key is not None and (problem.key == where or problem.key.startswith((where + ".", where + "["))):
-            return replace(problem, file=f"{key}={value}", line=None, column=None)
+            return replace(problem, file=f"{key}={value!s:.200}", line=None, column=None)
     return problem
 
 

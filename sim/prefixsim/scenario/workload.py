@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from prefixsim.scenario.arrivals import Arrivals
-from prefixsim.scenario.base import Strict
+from prefixsim.scenario.base import MOST, Strict
 from prefixsim.scenario.distribution import Distribution, constant
 from prefixsim.scenario.generators import (
     AgentsWorkload,
@@ -71,7 +71,7 @@ class Trace(Strict):
     """Multiplies arrival times: 10 makes the trace ten times slower (a tenth of the load). Delays stay."""
     spread_arrivals: Literal["none", "uniform"] = "none"
     """uniform: requests with equal arrival stamps are spread at random (seeded) up to the next stamp, in file order."""
-    max_requests: int | None = Field(None, ge=1)
+    max_requests: int | None = Field(None, ge=1, le=MOST)
     """Only the first so many requests (in arrival order)."""
     max_delay_s: float | None = Field(None, ge=0, le=9e9)
     """Cap on think times (`after` + `delay`), seconds."""
@@ -216,7 +216,7 @@ class SessionKnobs(Strict):
     """Chance that a session is a fork: it starts from a random turn of an earlier session of its template."""
     stop_probability: float = Field(0.0, ge=0, le=1)
     """Share of requests that end by EOS rather than by length."""
-    max_prompt_tokens: int | None = Field(None, ge=1)
+    max_prompt_tokens: int | None = Field(None, ge=1, le=MOST)
     """A session ends before its prompt would grow beyond this."""
     tenants: int = Field(1, ge=1, le=10_000_000)
     """Number of tenants; each session belongs to one."""

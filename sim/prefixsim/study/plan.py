@@ -116,6 +116,7 @@ def run_plan(
         off = {} if caching else {f"engines.{name}.{k}": v for k, v in CACHING_OFF[kind].items()}
         for repeat in range(spec.repeats):
             hunts.append(_Hunt(answer, repeat, _search(spec), {**shape, **off}))
+    store.check()
     _hunt(study, hunts, executor, store, progress)
     for hunt in hunts:
         best = hunt.search.best

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ class PointStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "points"
+
+    def check(self) -> None:
+        """Raises OutputError, before any work is done, where points could not be kept."""
+        probe = self.folder / f".{os.getpid()}.try"
+        write_whole(probe, "", folders=True)
+        probe.unlink(missing_ok=True)
 
     def get(self, identity: str) -> dict[str, Any] | None:
         """A finished point, or None when it is absent or not readable as a whole."""

@@ -96,6 +96,7 @@ def run_sweep(
     done, total = reused, len([r for r in rows if r.error is None])
     if progress:
         progress(done, total)
+    store.check()
     workloads = _read_workloads(list(jobs.values()))
     by_id: dict[str, list[Row]] = {}
     for row in rows:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prefixsim.errors import MissingExtraError, TraceError, nearest
@@ -61,13 +62,24 @@ def load(name: str, base_dir: Path) -> Tokenizer:
     return _tiktoken(path) if kind == "tiktoken" else _tokenizers(path)
 
 
+@contextlib.contextmanager
+def _faults(path: Path, what: str) -> Iterator[None]:
+    """Whatever a tokenizer's library raises as TraceError; what its Rust code raises is no Exception."""
+    try:
+        yield
+    except BaseException as exc:
+        if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+            raise
+        raise TraceError(f"{path}: {what}: {exc!s:.300}") from None
+
+
 def _tiktoken(path: Path) -> Tokenizer:
     try:
         import tiktoken
     except ImportError:
         raise MissingExtraError("the tokenizer tiktoken:FILE", "tokenizers") from None
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    try:
+    with _faults(path, "not a tiktoken file"):
         lines = [line.split() for line in read_regular(path, MAX_BYTES).splitlines() if line.strip()]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
         if len(ranks) < len(lines) or len(set(ranks.values())) < len(lines):
@@ -77,8 +89,6 @@ def _tiktoken(path: Path) -> Tokenizer:
         if missing := [b for b in range(256) if bytes([b]) not in ranks]:
             raise ValueError(f"byte {missing[0]} has no token, so not every text could be encoded")
         encoding = tiktoken.Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    except Exception as exc:
-        raise TraceError(f"{path}: not a tiktoken file: {exc!s:.300}") from None
     return Tokenizer(encoding.encode_ordinary, f"tiktoken ranks of {path.name} ({len(ranks):,} tokens)", True)
 
 
@@ -87,16 +97,12 @@ def _tokenizers(path: Path) -> Tokenizer:
         from tokenizers import Tokenizer as Fast
     except ImportError:
         raise MissingExtraError("the tokenizer tokenizers:FILE", "tokenizers") from None
-    try:
+    with _faults(path, "not a tokenizer.json"):
         fast = Fast.from_str(read_regular(path, MAX_BYTES).decode())
-    except Exception as exc:
-        raise TraceError(f"{path}: not a tokenizer.json: {exc!s:.300}") from None
     size = fast.get_vocab_size()
 
     def encode(text: str) -> list[int]:
-        try:
+        with _faults(path, "cannot encode"):  # some faults of the file show at the first text that meets them
             return list(fast.encode(text, add_special_tokens=False).ids)
-        except Exception as exc:  # some faults of the file show at the first text that meets them
-            raise TraceError(f"{path}: cannot encode {text[:40]!r}: {exc!s:.300}") from None
 
     return Tokenizer(encode, f"Hugging Face tokenizers file {path.name} ({size:,} tokens)", True)
