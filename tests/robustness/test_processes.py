@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from prefixsim.report import html
 from robustness.driving import apart, command, for_people, prefixsim
 from robustness.scenarios import SMALL
 
@@ -187,6 +188,26 @@ def test_a_run_is_reported_while_it_is_replaced(scenario, tmp_path):
     assert 0 in seen
     assert steady(tmp_path / "out")
     assert {p.name for p in tmp_path.iterdir()} == {"out", "s.yaml", "st.yaml"}
+
+
+def test_a_report_never_shows_parts_of_two_runs(scenario, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert prefixsim("run", scenario, "--out", out, "-q", seconds=300).code == 0
+    whole = html.render
+
+    def render(run):
+        page = whole(run)
+        shutil.copytree(out, tmp_path / "new")
+        shutil.rmtree(out)
+        (tmp_path / "new").rename(out)
+        return page
+
+    monkeypatch.setattr(html, "render", render)
+    before = (out / "report.html").stat().st_mtime_ns
+    assert "replaced by another run" in for_people(prefixsim("report", out, "-q"))
+    monkeypatch.undo()
+    assert (out / "report.html").stat().st_mtime_ns == before
+    assert prefixsim("report", out, "-q").code == 0
 
 
 def children(pid: int) -> list[int]:
