@@ -50,7 +50,7 @@ INTRO = """# Command line
 
 <!-- written by docs/generate.py -->
 
-Results go to stdout, talk to stderr. Exit codes: 0 fine, 1 a check failed, 2 could not run (the reason on stderr, never a traceback). `--json`
+Results go to stdout, talk to stderr. Exit codes: 0 fine, 1 a check failed, 2 could not run or was interrupted (the reason on stderr, never a traceback). `--json`
 prints results as JSON. `prefixsim COMMAND --help` says what is below; `prefixsim --install-completion` sets up the shell's Tab key.
 
 Where a SCENARIO is asked for, it is a YAML file or the name of one in the [gallery](gallery.md). KEY in `--set KEY=VALUE` is a path such as

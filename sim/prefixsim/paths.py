@@ -141,3 +141,13 @@ def write_whole(path: Path, text: str, *, folders: bool = False) -> None:
     """Writes a text by `whole_file`."""
     with whole_file(path, folders=folders) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and finds out, before any work is done, whether files can be written to it. Raises OutputError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise OutputError(f"{folder}: results could not be written there: {exc.strerror or exc}") from None

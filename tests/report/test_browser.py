@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import time
@@ -91,6 +92,78 @@ def test_every_figure_is_drawn_without_a_console_message(browser: Any, report: P
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") != dark
+
+
+FAULTS = """
+const box = (e) => e.getBoundingClientRect(), out = [];
+for (const plot of document.querySelectorAll('.plot')) {
+  const texts = [...plot.querySelectorAll('.xtick text, .ytick text, .legendtext, .xtitle, .ytitle')]
+    .filter((t) => box(t).width > 0 && !/rotate\\((?!0)/.test(t.getAttribute('transform') || ''));
+  for (const t of texts) {
+    const b = box(t), p = box(plot);
+    if (b.left < p.left - 2 || b.right > p.right + 2 || b.top < p.top - 2 || b.bottom > p.bottom + 2)
+      out.push(plot.id + ': cut: ' + t.textContent);
+    for (const u of texts) {
+      const c = box(u), wide = Math.min(b.right, c.right) - Math.max(b.left, c.left);
+      if (t !== u && wide > 2 && Math.min(b.bottom, c.bottom) - Math.max(b.top, c.top) > 3)
+        out.push(plot.id + ': ' + t.textContent + ' over ' + u.textContent);
+    }
+  }
+  if (/-distribution|curves/.test(plot.id) && plot.querySelectorAll('.xtick text').length < 2) out.push(plot.id + ': no scale');
+}
+for (const t of document.querySelectorAll('table'))
+  if (!t.caption && !t.getAttribute('aria-labelledby')) out.push('no caption: ' + t.id);
+for (const h of document.querySelectorAll('th')) if (!h.scope || !h.textContent.trim()) out.push('empty or no scope: ' + h.outerHTML);
+return out;
+"""
+"""What a person would call untidy: words over words, words cut off, an axis without a scale, tables without a name."""
+
+
+@pytest.fixture(scope="module")
+def odd_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One request; one value of every latency; long names."""
+    out = {}
+    for name in ("one", "same", "long"):
+        folder = write_run(tmp_path_factory.mktemp("odd") / "run", n=1 if name == "one" else 60)
+        rows = (folder / "requests.csv").read_text()
+        if name == "same":
+            table = list(csv.DictReader(rows.splitlines()))
+            for row in table:
+                row |= {
+                    "first_token_s": str(float(row["released_s"]) + 0.5),
+                    "finish_s": str(float(row["released_s"]) + 2),
+                }
+            lines = [",".join(row.values()) for row in table]
+            (folder / "requests.csv").write_text("\n".join([rows.splitlines()[0], *lines]) + "\n")
+        if name == "long":
+            (folder / "requests.csv").write_text(rows.replace("support", "support and everything that goes with it"))
+            for file in ("requests.csv", "timeline.csv", "gaps.csv", "summary.json"):
+                text = (folder / file).read_text()
+                named = text.replace("\nvllm,", f"\n{LONG},").replace('"vllm": {', f'"{LONG}": {{')
+                (folder / file).write_text(named)
+        out[name] = write_report(folder)
+    return out
+
+
+LONG = "vllm-with-blocks-of-sixteen-tokens"
+
+
+@pytest.mark.parametrize("width", [1366, 390])
+@pytest.mark.parametrize("name", ["usual", "one", "same", "long"])
+def test_nothing_lies_over_anything(
+    browser: Any, report: Path, odd_reports: dict[str, Path], name: str, width: int
+) -> None:
+    browser.get_log("browser")
+    show(browser, odd_reports.get(name, report), width=width)
+    assert browser.execute_script(FAULTS) == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.get_log("browser") == []
+    if name == "long":
+        assert LONG in browser.execute_script("return document.querySelector('.compare thead').textContent")
+        shown = (
+            "const c = document.querySelector('.compare tr.key td:last-child').getBoundingClientRect(); return c.right"
+        )
+        assert browser.execute_script(shown) <= width  # the first screen's table needs no scrolling for two engines
 
 
 def test_nothing_is_asked_of_the_network(browser: Any, report: Path) -> None:

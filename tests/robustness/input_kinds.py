@@ -382,6 +382,56 @@ def small_run(folder: Path) -> Kind:
     return Kind(((path, rewritten),), use)
 
 
+ODD = [0, 1, 2, 3, 7, 1000, 1 << 20, 1 << 31, 1 << 40, 0.0, 1e-9, 1e-3, 0.5, 0.999, 1.0, 1.5, 1e3, 1e6, 1e9]
+SIZES = ("requests", "replicas")
+"""Keys that say how long a run takes."""
+UNSET = [
+    *((0, k) for k in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")),
+    *((1, k) for k in ("max_running_requests", "chunked_prefill_size", "context_length")),
+]
+"""Numbers of the two engines that are not set by default."""
+
+
+@kind
+def odd_run(folder: Path) -> Kind:
+    """A small scenario with every default written out and one to three numbers at the ends of what they may be, run."""
+    import yaml
+
+    import prefixsim as ps
+    from prefixsim.scenario.identity import resolved
+    from robustness.scenarios import places
+
+    path = put(folder / "s.yaml", SMALL)
+    path.write_text(yaml.safe_dump(resolved(ps.load_scenario(path)) | {"expect": []}))
+
+    def mutate(raw: bytes, rng: random.Random) -> bytes:
+        data = yaml.safe_load(raw)
+
+        def at(place: tuple[Any, ...]) -> Any:
+            here = data
+            for key in place:
+                here = here[key]
+            return here
+
+        numbers = [p for p in places(data) if type(at(p)) in (int, float) and p[-1] not in SIZES]
+        for place in rng.sample(numbers, rng.randint(1, 3)):
+            old = at(place)
+            at(place[:-1])[place[-1]] = rng.choice([v for v in ODD if isinstance(old, float) or isinstance(v, int)])
+        if rng.random() < 0.6:
+            engine, key = rng.choice(UNSET)
+            data["engines"][engine][key] = rng.choice([v for v in ODD if isinstance(v, int)])
+        if rng.random() < 0.3:
+            switches = [p for p in places(data) if type(at(p)) is bool]
+            place = rng.choice(switches)
+            at(place[:-1])[place[-1]] = not at(place)
+        return yaml.safe_dump(data).encode()
+
+    def use() -> None:
+        sound_summary(ps.run(ps.load_scenario(path)).summary)
+
+    return Kind(((path, mutate),), use)
+
+
 @kind
 def router(folder: Path) -> Kind:
     """Options of routers, run on three replicas."""

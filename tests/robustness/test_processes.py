@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from prefixsim.report import html
 from robustness.driving import apart, command, for_people, prefixsim
 from robustness.scenarios import SMALL
 
@@ -154,6 +155,59 @@ def test_two_runs_into_one_folder(scenario, tmp_path):
     assert steady(tmp_path / "out")
     assert prefixsim("report", tmp_path / "out", "-q").code == 0
     assert {p.name for p in tmp_path.iterdir()} == {"out", "s.yaml", "st.yaml"}
+
+
+@pytest.mark.slow
+def test_two_sweeps_into_one_folder(scenario, tmp_path):
+    words = ["sweep", tmp_path / "st.yaml", "--out", tmp_path / "both", "--executor", "serial", "--json", "-q"]
+    both = [subprocess.Popen(command(*words), stdout=subprocess.PIPE) for _ in range(2)]
+    said = [p.communicate(timeout=600)[0] for p in both]
+    assert [p.returncode for p in both] == [0, 0]
+    assert said[0] == said[1] != b""
+    again = prefixsim(*words, seconds=600)
+    assert again.out.encode() == said[0]
+    assert len(list((tmp_path / "both" / "points").iterdir())) == 4
+    assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.slow
+def test_a_run_is_reported_while_it_is_replaced(scenario, tmp_path):
+    """A reader finds the old run or the new one, or is told that there is none at that moment."""
+    words = ["run", scenario, "--out", tmp_path / "out", "-q"]
+    assert prefixsim(*words, seconds=300).code == 0
+    shell = shlex.join(map(str, command(*words)))
+    writer = subprocess.Popen(f"for i in 1 2 3 4 5; do {shell} > /dev/null || exit 1; done", shell=True)
+    seen = set()
+    while writer.poll() is None:
+        for reader in (["report", tmp_path / "out", "-q"], ["export", tmp_path / "out", "-f", "csv"]):
+            done = prefixsim(*reader)
+            seen.add(done.code)
+            if done.code:
+                for_people(done)
+    assert writer.returncode == 0
+    assert 0 in seen
+    assert steady(tmp_path / "out")
+    assert {p.name for p in tmp_path.iterdir()} == {"out", "s.yaml", "st.yaml"}
+
+
+def test_a_report_never_shows_parts_of_two_runs(scenario, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    assert prefixsim("run", scenario, "--out", out, "-q", seconds=300).code == 0
+    whole = html.render
+
+    def render(run):
+        page = whole(run)
+        shutil.copytree(out, tmp_path / "new")
+        shutil.rmtree(out)
+        (tmp_path / "new").rename(out)
+        return page
+
+    monkeypatch.setattr(html, "render", render)
+    before = (out / "report.html").stat().st_mtime_ns
+    assert "replaced by another run" in for_people(prefixsim("report", out, "-q"))
+    monkeypatch.undo()
+    assert (out / "report.html").stat().st_mtime_ns == before
+    assert prefixsim("report", out, "-q").code == 0
 
 
 def children(pid: int) -> list[int]:

@@ -31,7 +31,7 @@ def check_target(folder: Path, *, replaced: bool = True) -> None:
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as exc:
-        raise OutputError(f"{folder}: results cannot be written there ({_why(exc)})") from None
+        raise OutputError(f"{folder}: results cannot be written there ({exc.strerror or exc})") from None
 
 
 def _nearest_parent(folder: Path) -> Path:

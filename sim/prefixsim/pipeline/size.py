@@ -10,12 +10,10 @@ from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
 from prefixsim.report.progress import duration
 from prefixsim.scenario.models import Scenario
 
-ROW_BYTES = 300
-"""A request's row of results, ledger and queue, an engine (docs/performance.md)."""
-CHAIN_BYTES = 8
-"""When a block was first committed, a replica of several."""
-SECONDS_A_REQUEST = 6e-6
-"""Of one engine, measured with a million requests of 330 tokens (docs/performance.md)."""
+ROW_BYTES, REQUEST_S = 300, 8e-6
+"""An engine's rows of results, ledger and queue for a request, and its time: measured (docs/scale.md)."""
+CHAIN_BYTES, CHAIN_S = 8, 20e-9
+"""Of several replicas each: a distinct block of the workload."""
 SAID_BYTES, SAID_S = 1 << 30, 10.0
 
 
@@ -24,12 +22,11 @@ def check_size(
 ) -> None:
     """Says what a large run takes. Raises DoesNotFitError where the machine lacks the memory."""
     n = prepared.workload.n
-    needed = n * ROW_BYTES * len(chosen)
+    chains = 0
     if replicas > 1:
-        needed += CHAIN_BYTES * replicas * sum(
-            prepared.chains(rule_of(o), granularity_of(o)).n_chains for o in chosen
-        )  # fmt: skip
-    spent = n * SECONDS_A_REQUEST * len(chosen)
+        chains = replicas * sum(prepared.chains(rule_of(o), granularity_of(o)).n_chains for o in chosen)
+    needed = n * len(chosen) * ROW_BYTES + chains * CHAIN_BYTES
+    spent = n * len(chosen) * REQUEST_S + chains * CHAIN_S
     what = f"{n:,} requests"
     if replicas > 1:
         what = f"{replicas:,} replicas and {what}"

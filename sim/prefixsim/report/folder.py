@@ -26,6 +26,14 @@ class RunFolder:
     divergence: list[Any] | None
     absent: tuple[str, ...]
 
+    def which(self) -> tuple[int, int]:
+        """Differs between runs that have lain at this place; (0, 0) where there is none."""
+        try:
+            about = (self.path / "summary.json").stat()
+        except OSError:
+            return 0, 0
+        return about.st_ino, about.st_mtime_ns
+
 
 def open_run(path: Path) -> RunFolder:
     """Reads a run folder's small files. Raises InputError naming the file when it is no finished run or is damaged."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from prefixsim.errors import OutputError
+from prefixsim.errors import InputError, OutputError, Problem
 from prefixsim.paths import write_whole
 from prefixsim.report import figures as figs
 from prefixsim.report import figures_cache as cache
@@ -29,9 +29,16 @@ POLICY = (
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
     """Renders a finished run's folder to `report.html` in it (or to `out`) and returns the path.
 
-    Raises InputError when the folder is no finished run or is damaged, OutputError when the page cannot be written.
+    Raises InputError when the folder is no finished run, is damaged, or is replaced by another run meanwhile (the page would
+    show parts of both), OutputError when the page cannot be written.
     """
-    page = render(open_run(run_folder))
+    run = open_run(run_folder)
+    before = run.which()
+    page = render(run)
+    if run.which() != before:
+        raise InputError(
+            Problem("has been replaced by another run meanwhile; make the report again", file=str(run.path))
+        )
     target = out or (run_folder if run_folder.is_dir() else run_folder.parent) / "report.html"
     write_whole(target, page)
     return target

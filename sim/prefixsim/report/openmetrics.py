@@ -23,7 +23,7 @@ from prefixsim.report.prometheus import HELP, chosen, finished, labels_of
 from prefixsim.report.series import busy
 from prefixsim.report.tables import F64, find_table, read_chunks
 
-MAX_SAMPLES = 20_000_000
+MAX_SAMPLES = 10_000_000
 """Lines of one export: about 3 GB."""
 JOB = "prefixsim"
 """Label `job`; with `instance` ("engine/replica") it is what a Prometheus adds to what it scrapes, and boards choose by."""

@@ -78,7 +78,7 @@ def _facts_table(anchor: str, caption: str, tree: Mapping[str, Any]) -> str:
         rows.append([(esc(path, 160), None), (esc(value, 300), None), (esc(kind), None), (esc(source, 500), None)])
     if not rows:
         return ""
-    head = ["", "value", "kind", "source"]
+    head = ["name", "value", "kind", "source"]
     if not sourced:
         head, rows = head[:2], [row[:2] for row in rows]
     shown = table(anchor, caption, head, rows, text_columns=len(head), wrap=tuple(range(len(head)))[1::2], css="tall")

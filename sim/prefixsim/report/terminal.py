@@ -115,7 +115,7 @@ def print_comparison(found: Comparison, *, file: TextIO | None = None, console: 
         else:
             shown = f"{100 * off / abs(real):+.1f} %" if real else "0" if off == 0 else f"{off:+.4g}"
         shown = shown.replace("-0.0 %", "0.0 %").replace("+0.0 %", "0.0 %")
-        rows.append((what, spelt(real, share), spelt(simulated, share), shown))
+        rows.append((what.replace("{", " {"), spelt(real, share), spelt(simulated, share), shown))  # breaks there
     print_table(("", "real", "simulated", "off"), rows, console=out)
     if found.worst:
         _line(out, Text("Cached tokens of the requests that are furthest off", style="bold"))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from prefixsim import __version__
-from prefixsim.paths import read_regular, write_whole
+from prefixsim.paths import make_folder, read_regular, write_whole
 
 MAX_POINT_BYTES = 256 << 20
 
@@ -36,9 +35,7 @@ class PointStore:
 
     def check(self) -> None:
         """Raises OutputError, before any work is done, where points could not be kept."""
-        probe = self.folder / f".{os.getpid()}.try"
-        write_whole(probe, "", folders=True)
-        probe.unlink(missing_ok=True)
+        make_folder(self.folder)
 
     def get(self, identity: str) -> dict[str, Any] | None:
         """A finished point, or None when it is absent or not readable as a whole."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from prefixsim.hardware import profiles as pr
 from prefixsim.hardware.calibrate.write import number, profile_path, to_yaml
-from prefixsim.paths import write_whole
+from prefixsim.paths import make_folder, write_whole
 
 PROMPT = 8192
 LEAVES = 2000
@@ -36,6 +36,8 @@ def calibrate_host(out: Path, name: str, budget_s: float, json_: bool, make_tree
 
     today = datetime.date.today().isoformat()
     deadline = time.monotonic() + budget_s
+    path = profile_path(out, "hosts", name)
+    make_folder(path.parent)
     rows: list[tuple[str, float, float, float, str]] = []
     for block in (16, 64, 128):
         found = _quantiles(functools.partial(hash_blocks, block), PROMPT, deadline)
@@ -57,7 +59,6 @@ def calibrate_host(out: Path, name: str, budget_s: float, json_: bool, make_tree
         ),
         **numbers,
     )
-    path = profile_path(out, "hosts", name)
     raw = path.with_suffix(".raw.csv")
     lines = ["number,median,p10,p90,what", *(f'{k},{m:.3f},{a:.3f},{b:.3f},"{w}"' for k, m, a, b, w in rows)]
     write_whole(raw, "\n".join(lines) + "\n", folders=True)

@@ -48,9 +48,11 @@
       if (axis.title) axis.title = Object.assign({ font: { color: soft, size: 12 }, standoff: 6 }, axis.title);
       for (const list of ["categoryarray", "tickvals", "ticktext"]) if (axis[list]) axis[list] = axis[list].map(safe);
       if (name[0] === "x" && axis.side !== "top") Object.assign(axis, { ticks: "outside", ticklen: 4, tickcolor: "rgba(0,0,0,0)" });
-      if (narrow && axis.ticktext && name[0] === "x") {
-        const keep = (list) => list.filter((_, i) => i % Math.ceil(axis.ticktext.length / 4) === 0);
-        Object.assign(axis, { tickvals: keep(axis.tickvals), ticktext: keep(axis.ticktext), tickangle: 0 });
+      if (axis.type === "log" && axis.ticktext) {  // labels that would lie over their neighbours are left out
+        const least = (narrow ? 0.2 : 0.1) * (axis.range[1] - axis.range[0]);
+        let last = -Infinity;
+        const room = axis.tickvals.map((v) => Math.log10(v) - last >= least && ((last = Math.log10(v)), true));
+        Object.assign(axis, { ticktext: axis.ticktext.map((t, k) => (room[k] ? t : "")), tickangle: 0 });
       }
       if (touch) axis.fixedrange = true;
     }
