@@ -101,9 +101,9 @@ def random_case(seed: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if mode == "overlap":
         config["width"] = rng.randint(1, 3)
         config["max_total_tokens"] *= 4
+    if rng.random() < 0.3:
+        config["max_total_tokens"] = rng.randint(max(1, need // 3), need + 3) * page
     if mode == "scheduler":
-        if rng.random() < 0.3:
-            config["max_total_tokens"] = rng.randint(max(1, need // 3), need + 3) * page
         config |= {
             "schedule_policy": rng.choice(SCHEDULES[:-1] if config["disable_radix_cache"] else SCHEDULES),
             "max_running_requests": rng.choice([1, 2, 8]),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as hs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from prefixsim.engines.sglang.arenas import Arenas
+from prefixsim.engines.sglang.reference_cache import OutOfMemoryError
 from prefixsim.engines.sglang.reference_replay import replay_reference
 from prefixsim.engines.sglang.reference_tree import EvictionRule, Tree
 from prefixsim.engines.sglang.replay import checked, golden_engine, replay_workload
@@ -52,18 +54,35 @@ from prefixsim.engines.sglang.state import (
     S_W_SPLIT,
 )
 from prefixsim.engines.sglang.tree_kernels import insert, lock, make_room, match, peek, settle, unlock
+from prefixsim.errors import DoesNotFitError
 from prefixsim.records import NEVER
 from prefixsim.workload.intern import build_chains, build_trie
 
 from .cases import check_arrays, check_heap, random_case, workload_of
 
 
+def outcome(run: Callable[..., dict[str, Any]], seed: int) -> dict[str, Any] | str:
+    """Result of a random case; or that the engine would stop."""
+    rows, config = random_case(seed)
+    try:
+        return run(workload_of(rows), config)
+    except (OutOfMemoryError, DoesNotFitError):
+        return "out of memory"
+
+
 @given(hs.integers(0, 2**32 - 1))
 @settings(max_examples=150)
+@example(1)  # a window, and a request alone, that outgrow the pool
+@example(53)
 def test_equal_to_twin(seed: int) -> None:
+    assert outcome(replay_workload, seed) == outcome(replay_reference, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 53])
+def test_a_request_that_outgrows_the_pool_stops_the_engine(seed: int) -> None:
     rows, config = random_case(seed)
-    workload = workload_of(rows)
-    assert replay_workload(workload, config) == replay_reference(workload, config)
+    with pytest.raises(DoesNotFitError, match="out of memory"):
+        replay_workload(workload_of(rows), config)
 
 
 @pytest.mark.parametrize("seed", [206, 1514])
@@ -95,7 +114,10 @@ def test_twin_invariants(seed: int) -> None:
         cache.check()
         steps.append(cache.tree.available)
 
-    replay_reference(workload_of(rows), config, on_step)
+    try:
+        replay_reference(workload_of(rows), config, on_step)
+    except OutOfMemoryError:
+        return
     assert steps
 
 
