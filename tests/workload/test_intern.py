@@ -167,6 +167,21 @@ def test_rows_that_go_on_from_others(seed, g):
     assert chains.run_start.shape[0] == sum(y != x + 1 for row in found for x, y in pairwise([-2, *row]))
 
 
+def test_rows_that_hop_between_many_branches():
+    """Elements crowd their table; and runs of blocks that go on are joined where those of elements are not."""
+    rng = random.Random(1)
+    firsts = [rng.choice([rng.randrange(3), rng.randrange(500)]) for _ in range(340)]
+    w = workload([([(i, 1)] + [(rng.randrange(3), 1) for _ in range(39)], 1, 0, 0) for i in firsts])
+    twin = reference.intern_rows(reference.cut_atoms([sequence(w, r) for r in range(w.n)]), namespaces(w, "vllm"))
+    trie = build_trie(w, "vllm")
+    assert reference.rows_written_out(trie) == twin["rows"]
+    for g in (2, 3, 5):
+        found, chains = chain_rows(w, "vllm", g), build_chains(trie, g)
+        expected = reference.chain_rows(w, [0] * w.n, g)
+        assert reference.same_partition([x for row in found for x in row], [x for row in expected for x in row])
+        assert chains.run_start.shape[0] == sum(y != x + 1 for row in found for x, y in pairwise([-2, *row]))
+
+
 def test_runs_outgrow_their_first_room():
     """Row k has k - 1 elements of k - 1 earlier rows: as many runs, far more in all than were reserved."""
     requests = [([(i, 1) for i in range(k)] + [(1000 + k, 1)], 1, 0, 0) for k in range(80)]
