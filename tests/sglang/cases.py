@@ -159,6 +159,8 @@ def live_nodes(engine: SglangEngine) -> Iterator[int]:
 def check_heap(a: Arenas, live: list[int]) -> None:
     """The heap holds exactly the unlocked leaves, each below one that goes before it, and knows where each is."""
     s, nodes = a.scalars, a.nodes
+    if s[st.S_TIER]:
+        live = [x for x in live if nodes[x, st.N_DEVICE] == 1]
     leaves = {x for x in live if nodes[x, st.N_LOCKS] == 0 and nodes[x, st.N_CHILDREN] == 0}
     heap = a.heap[: 3 * s[st.S_LEAVES]].reshape(-1, 3)
     places = a.heap[3 * (a.heap.shape[0] // 4) :]

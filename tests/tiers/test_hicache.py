@@ -16,8 +16,10 @@ from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.sglang import state as st
 from prefixsim.engines.sglang.arenas import Arenas
 from prefixsim.engines.sglang.engine import SglangEngine, build
+from prefixsim.engines.sglang.heap_kernels import leaf_key
 from prefixsim.engines.sglang.hicache import prepare
 from prefixsim.engines.sglang.hicache_kernels import back_up_path, finish_backups, load_back, peek_tiers, split_hit
+from prefixsim.engines.sglang.host_kernels import copy_out
 from prefixsim.engines.sglang.reference_hicache import HostTree
 from prefixsim.engines.sglang.reference_tree import EvictionRule, Node
 from prefixsim.engines.sglang.tree_kernels import insert, lock, make_room, mark_prompt, match, settle, unlock
@@ -41,7 +43,7 @@ from prefixsim.scenario.engine_sglang import SglangOptions
 from prefixsim.workload.formats.native import workload_from_rows
 from prefixsim.workload.intern import build_chains, build_trie
 from prefixsim.workload.table import Source, Workload
-from sglang.cases import simple_costs, workload_of
+from sglang.cases import check_heap, simple_costs, workload_of
 
 SLOW = HostTier(bytes_per_token=1000, in_bytes_per_s=2e8, out_bytes_per_s=1e8, per_block_s=2e-6, latency_s=5e-6)
 FREE = HostTier(bytes_per_token=0, in_bytes_per_s=1.0, out_bytes_per_s=1.0)
@@ -186,19 +188,38 @@ class TreeMachine(RuleBasedStateMachine):
             t.failed,
         )
         assert s[st.S_RING_N] == len(t.writing)
-        assert s[st.S_STALL_NS] == t.stalled_until
+        assert (s[st.S_STALL_NS], s[st.S_STALLED]) == (t.stalled_until, t.stalled)
+        check_heap(self.arenas, [x for x in self.arenas.table[:, 1].tolist() if x != st.NIL])
         again, node = [], int(self.arenas.nodes[st.ROOT, st.N_TWICE_NEXT])
         while node != st.ROOT:
             again.append(int(self.arenas.nodes[node, st.N_END]))
             node = int(self.arenas.nodes[node, st.N_TWICE_NEXT])
         assert again == [x.end for x in t.twice]
         leaves = [x for x in t.nodes() if not x.device and not x.children]  # type: ignore[attr-defined]
-        assert s[st.S_HOST_LEAVES] == len(leaves)
+        nodes, n = self.arenas.nodes, int(s[st.S_HOST_LEAVES])
+        heap = nodes[:n, st.N_HOST_HEAP].tolist()
+        assert sorted(nodes[heap, st.N_FIRST].tolist()) == sorted(x.pages[0] for x in leaves)
+        assert nodes[heap, st.N_HOST_PLACE].tolist() == list(range(n))
+        order = [(int(leaf_key(s, nodes, x)), int(nodes[x, st.N_ACCESS])) for x in heap]
+        assert all(order[(i - 1) // 2] < order[i] for i in range(1, n))
+        assert s[st.S_PEAK_NODES] == s[st.S_NEXT_NODE] - 1, "freed nodes are used again"
         t.check_tiers()
 
 
 TestTree = TreeMachine.TestCase
 TestTree.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(("overlap", "start"), [(0, 700), (1, 900)])
+def test_a_copy_waits_for_the_step_that_may_still_write(overlap: int, start: int) -> None:
+    m = TreeMachine()
+    m.put(0, 20, 0, 30, 0)
+    s, nodes = m.arenas.scalars, m.arenas.nodes
+    node = next(x for x in m.arenas.table[:, 1].tolist() if x != st.NIL and nodes[x, st.N_HOST] == 0)
+    s[[st.S_OVERLAP, st.S_GPU_FREE]] = overlap, 900
+    s[st.S_LINK + lt.T_OUT_FREE] = 0
+    pages = int(nodes[node, st.N_END] - nodes[nodes[node, st.N_PARENT], st.N_END])
+    assert copy_out(s, nodes, node, 700) == TwinLink(SLOW.out_ps(1), SLOW.latency_ps).transfer(start, pages)
 
 
 def walk(seed: int, steps: int) -> tuple[TreeMachine, int]:

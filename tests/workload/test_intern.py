@@ -152,8 +152,8 @@ def test_rows_that_go_on_from_others(seed, g):
     for _ in range(rng.randint(2, 25)):
         stem = rng.choice([*rows[-1:], *rows]) if rows and rng.random() < 0.8 else []
         stem = stem[: rng.randint(0, len(stem))] if rng.random() < 0.3 else stem
-        prompt = stem + [(i := rng.randrange(4), 1 + i % 2) for _ in range(rng.randint(not stem, 4))]
-        output = [(i := rng.randrange(4), 1 + i % 2) for _ in range(rng.randint(1, 3))] if rng.random() < 0.8 else 2
+        prompt = stem + [(rng.randrange(4), rng.randint(1, 2)) for _ in range(rng.randint(not stem, 4))]
+        output = [(rng.randrange(4), rng.randint(1, 2)) for _ in range(rng.randint(1, 3))] if rng.random() < 0.8 else 2
         requests.append((prompt, output, int(rng.random() < 0.1), 0))
         rows.append(prompt + (output if isinstance(output, list) else []))
     w = workload(requests)

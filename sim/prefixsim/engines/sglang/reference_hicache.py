@@ -45,7 +45,7 @@ class HostTree(Tree):
         self.write_back = write_back
         self.twice: dict[HostNode, None] = {}
         """Under write_back: nodes both on the GPU and in host memory, oldest first."""
-        self.now = self.stalled_until = self.given_up = 0
+        self.now = self.stalled_until = self.stalled = self.given_up = 0
 
     def hit(self, node: Node) -> tuple[HostNode, int]:
         """(deepest node on the GPU at or above `node`, pages below it)."""
@@ -169,7 +169,9 @@ class HostTree(Tree):
                 if self.make_host_room(len(victim.pages), pinned):
                     self.host_free -= len(victim.pages)
                     victim.host = True  # type: ignore[attr-defined]
-                    self.stalled_until = self.link.transfer(max(self.now, self.stalled_until), len(victim.pages))
+                    since = max(self.now, self.stalled_until)
+                    self.stalled_until = self.link.transfer(since, len(victim.pages))
+                    self.stalled += self.stalled_until - since
                 else:
                     self.failed += 1
             if victim.host:  # type: ignore[attr-defined]
