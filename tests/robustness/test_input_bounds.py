@@ -196,6 +196,13 @@ def test_arrays_are_what_they_claim(tmp_path):
         list(read_chunks(npz(path, x=npy(good), y=npy(good[:3])), ["x", "y"]))
 
 
+def test_a_time_that_is_a_signalling_nan_warns_nobody(tmp_path):
+    raw = npy(np.array([0x7FF0000000000001], dtype=np.uint64), descr="<f8")
+    (chunk,) = read_chunks(npz(tmp_path / "requests.npz", finish_s=raw), ["finish_s"])
+    with np.errstate(all="raise"):
+        assert np.isnan(chunk.numbers["finish_s"] - chunk.numbers["finish_s"]).all()
+
+
 @pytest.mark.parametrize("value", ["-1", "inf", "1e300", "x", "-1e-9"])
 def test_a_count_that_no_run_can_have_is_refused(tmp_path, value):
     path = tmp_path / "requests.csv"
