@@ -88,7 +88,10 @@ engines:
 ```
 
 `prefixsim hw list` names the GPUs and models; `model:` also takes the path of a Hugging Face `config.json`. What the server prints at
-its start (weights, activation, CUDA graphs, KV cache size) goes into [`hardware.memory`](#hardwarememory), and replaces estimates.
+its start replaces estimates: weights, activation and CUDA graphs go into [`hardware.memory`](#hardwarememory), or straight the size of the KV cache into
+`num_gpu_blocks_override` (vLLM) or `max_total_tokens` (SGLang). Several servers are `replicas:` behind a `router:`; that is also how to write
+`--data-parallel-size`. The engines bound a request by the model's context length where `--max-model-len` or `--context-length` does not say
+it; here only the pool bounds it, so set the key where it matters.
 """
 SHARED_FLAGS = {
     "hardware.tensor_parallel_size": ("--tensor-parallel-size", "--tp-size"),

@@ -46,8 +46,8 @@ def _spare() -> Path:
 def own_folder(*parts: str) -> Path | None:
     """A folder of these names in the user's cache folder, or else below $TMPDIR; made where it is absent.
 
-    Nobody but this user (and root) can write to it or put another one in its place: what lies in it may be trusted. None
-    where there is no such folder.
+    Nobody but this user (and root) can write to it or put another one in its place: what lies in it may be trusted. One that
+    root has filled may be for reading only. None where there is no such folder.
     """
     for root in dict.fromkeys((cache_dir(), _spare())):
         try:
@@ -60,9 +60,11 @@ def own_folder(*parts: str) -> Path | None:
                 open_to_others = about.st_mode & 0o022 and not (folder == root and about.st_mode & stat.S_ISVTX)
                 if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (0, os.geteuid()) or open_to_others:
                     raise OSError(errno.EPERM, "others can write to it", str(folder))
-            if folder.lstat().st_uid == os.geteuid():
+            if about.st_uid == os.geteuid():
                 with tempfile.TemporaryFile(dir=folder):
                     return folder
+            if any(folder.iterdir()):  # root has filled it, as in a container's image: good for reading
+                return folder
         except OSError:
             continue
     return None

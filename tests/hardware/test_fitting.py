@@ -86,6 +86,7 @@ def write(folder: Path, *rows: str) -> Path:
         ("h100,vllm,1,x,bfloat16,1,2,3,-5", r"gemm.csv:3: latency_us: expected a number, not negative"),
         ("h100,vllm,1,x,bfloat16,1,2,3,0", r"latency_us"),
         ("h100,vllm,1,x,bfloat16,1,2,3,nan", r"latency_us"),
+        ("h100,vllm,1,x,bfloat16,1,1e300,3,5", r"gemm.csv:3: n: "),
         ("h100,vllm,1,x,bfloat16,1,two,3,5", r"gemm.csv:3: n: "),
         ("h100,vllm,1,x,bfloat16,1", r"gemm.csv:3: expected 9 columns, found 6"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,15 @@ def test_the_last_turns_are_named_where_there_are_any(tmp_path: Path) -> None:
     assert "all later" not in drawn(folder)["hit-rate-by-turn"].says
     changed(folder, lambda row: row.update(turn=str(10 * int(row["turn"]) + 5)))
     assert "32 stands for all later ones" in drawn(folder)["hit-rate-by-turn"].says
+
+
+def test_a_mean_of_kept_steps_is_not_called_the_mean(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", n=400)
+    assert "The line is the mean of each slice" in drawn(folder)["kv-use-over-time"].says
+    summary = json.loads((folder / "summary.json").read_text())
+    for engine in summary["engines"].values():
+        engine["steps"] = 10**6
+    (folder / "summary.json").write_text(json.dumps(summary))
+    says = drawn(folder)["kv-use-over-time"].says
+    assert "The line is the mean" not in says
+    assert "mean of the kept steps" in says

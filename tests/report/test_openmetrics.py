@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 import subprocess
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +213,32 @@ def test_engines_of_one_family_are_named(tmp_path: Path) -> None:
         engine["kind"] = "vllm@0.33"
     assert alike_engines(run) == "sglang, vllm have the same metrics"
     assert alike_engines(run, ["vllm"]) == ""
+
+
+def test_what_an_engine_did_not_count_stays_zero_and_host_hits_are_counted_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", n=40)
+    summary = json.loads((folder / "summary.json").read_text())
+    vllm, sglang = summary["engines"]["vllm"], summary["engines"]["sglang"]
+    vllm["counters"]["vllm:prefix_cache_queries"] = 0  # caching is off
+    sglang["cached_host_tokens"] = 1000
+    sglang["counters"] |= {'sglang:cached_tokens_total{cache_source="host"}': 1000}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+    def lines_of(text: Iterable[str], name: str) -> list[str]:
+        return [line for line in text if line.startswith(f"{name}{{")]
+
+    over_time = list(openmetrics.time_series(open_run(folder), every_s=1e6))
+    for name in ("prefix_cache_queries", "external_prefix_cache_queries", "external_prefix_cache_hits"):
+        assert {line.split()[-2] for line in lines_of(over_time, f"vllm:{name}_total")} == {"0"}
+    assert float(lines_of(over_time, "vllm:prompt_tokens_total")[-1].split()[-2]) == vllm["prompt_tokens"]
+    now = list(parse(snapshot(open_run(folder)), "m"))
+    cached = {s.labels["cache_source"]: s.value for s in now if s.name == "sglang:cached_tokens_total"}
+    assert cached == {"device": sglang["cached_tokens"] - 1000, "host": 1000}
+    spelt = [(s.name, tuple(sorted(s.labels.items()))) for s in now]
+    assert len(spelt) == len(set(spelt))
+
+    vllm["counters"] |= {"vllm:external_prefix_cache_queries": 7, "vllm:external_prefix_cache_hits": 0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with_tier = list(openmetrics.time_series(open_run(folder), every_s=1e6))
+    queries = lines_of(with_tier, "vllm:external_prefix_cache_queries_total")[-1]
+    assert float(queries.split()[-2]) == vllm["prompt_tokens"] - vllm["cached_tokens"]

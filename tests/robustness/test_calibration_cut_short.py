@@ -139,6 +139,7 @@ def test_a_killed_calibration_goes_on(tmp_path, how):
     assert "gemm_bf16 ±" in yaml.safe_load(Path(tmp_path / row["profile"]).read_text())["validity"]
 
 
+@pytest.mark.slow
 def test_a_profile_of_the_finished_sections_alone_keeps_the_others(tmp_path):
     process = calibration(tmp_path)
     until_its_second_section(process, tmp_path)
@@ -147,3 +148,12 @@ def test_a_profile_of_the_finished_sections_alone_keeps_the_others(tmp_path):
     out, _ = calibration(tmp_path, "--sections", "gemm").communicate(timeout=60)
     assert json.loads(out)["rows"] == 30
     assert not (tmp_path / "hw" / "gpus" / "cpu.unfinished.json").exists()
+
+
+def test_a_profile_that_could_not_be_made_is_no_success(tmp_path):
+    process = calibration(tmp_path, "--sections", "launch")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert json.loads(out)["profile"] is None
+    assert b"too few rows of the section gemm" in err
+    assert [p.name for p in (tmp_path / "hw" / "gpus").iterdir()] == ["cpu.raw.csv"]

@@ -201,6 +201,22 @@ def test_a_folder_that_others_could_fill_is_not_used(caches, level, fault):
     assert own_folder("kernels", "x") is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make root's folders")
+def test_what_root_has_prepared_is_read(caches, monkeypatch):
+    """As in a container whose image was warmed up, and that runs as another user."""
+    folder = own_folder("kernels", "x")
+    assert folder is not None
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    monkeypatch.setattr("prefixsim.paths.tempfile.TemporaryFile", None)  # may not be written to
+    spare(caches).mkdir(parents=True)
+    os.chown(spare(caches), 12346, 12346)
+    assert own_folder("kernels", "x") is None
+    (folder / "plus.kernel").write_text("")
+    assert own_folder("kernels", "x") == folder
+    folder.chmod(0o777)
+    assert own_folder("kernels", "x") is None
+
+
 def test_the_spare_folder_is_used_by_its_owner_alone(caches):
     """Its name can be guessed, and anybody can make it first."""
     (caches / "mine").write_text("")

@@ -44,8 +44,17 @@ def sound(done: subprocess.CompletedProcess[bytes], code: int) -> None:
         assert word not in err, err[-600:]
 
 
-def test_a_closed_pipe_is_no_failed_check(scenario):
-    for words in (["schema"], ["validate", scenario], ["hw", "list"]):
+def test_a_closed_pipe_is_no_failed_check(scenario, tmp_path):
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"id": "{i}", "tokens": [1, 2, {i}]}}\n' for i in range(5000)))
+    trace = tmp_path / "t.jsonl"
+    for words in (
+        ["schema"],
+        ["validate", scenario],
+        ["hw", "list"],
+        ["trace", "convert", trace, "-o", "-"],
+        ["trace", "describe", trace],
+        ["replay", trace, "--engine", "vllm", "--num-gpu-blocks", "10", "--json"],
+    ):
         read, write = os.pipe()
         os.close(read)
         try:

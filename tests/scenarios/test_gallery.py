@@ -65,8 +65,7 @@ def test_scenario(name):
 def test_purpose_is_written_down(name):
     lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# yaml-language-server: $schema=../docs/schema/scenario.schema.json"
-    if name not in ("quickstart", "mooncake"):
-        assert sum(line.startswith("#") for line in lines) >= 3
+    assert sum(line.startswith("#") for line in lines) >= 3
 
 
 def test_every_claim_has_a_scenario():

@@ -64,3 +64,17 @@ def test_names_stay_text_and_failures_are_listed() -> None:
     assert "&lt;b&gt;no&lt;/b&gt;" in page
     ids = [p.split('"')[1] for p in page.split(" id=")[1:] if p.startswith('"')]
     assert len(ids) == len(set(ids)), "two elements with one id: the page's script would read the wrong one"
+
+
+def test_shares_are_percent_and_an_engine_keeps_its_colour() -> None:
+    about = {**ABOUT, "axes": ["a"], "columns": ["e.hit_rate", "f.hit_rate", "e.cost"]}
+    rows = [row(0.1, a=1), row(0.2, a=2)]
+    for r in rows:
+        r["summary"]["engines"]["f"] = {"hit_rate": 0.5}
+    hit, other, cost = figures(render(about, rows))
+    assert [f["data"][0]["engine"] for f in (hit, other, cost)] == [0, 1, 0]
+    assert [f["layout"]["yaxis"].get("tickformat") for f in (hit, other, cost)] == ["~%", "~%", None]
+    page = render(ABOUT, [row(0.1, a=1, b=1), row(0.2, a=2, b=2)])
+    (heat,) = figures(page)
+    assert heat["data"][0]["colorbar"]["tickformat"] == "~%"
+    assert "the stronger the colour, the higher" in page

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from prefixsim.paths import write_whole
 from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.load import load_scenario, scenario_from
 
@@ -33,11 +34,11 @@ def warm(folder: Path, say: Callable[[str], None]) -> None:
     from prefixsim.pipeline.run import run_scenario
 
     rows = [{"id": f"r{i}", "arrival": i / 10, "tokens": [*range(40), i], "output_tokens": [i, 1, 2]} for i in range(8)]
-    (folder / "native.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_whole(folder / "native.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     blocks = [
         {"timestamp": 100 * i, "input_length": 1000, "output_length": 3, "hash_ids": [0, i + 1]} for i in range(8)
     ]
-    (folder / "mooncake.jsonl").write_text("".join(json.dumps(row) + "\n" for row in blocks))
+    write_whole(folder / "mooncake.jsonl", "".join(json.dumps(row) + "\n" for row in blocks))
     texts = [GENERATED + FLEET]
     texts += [f"{GENERATED}{FLEET}replicas: 2\nrouter: {name}\n" for name in ("cache_aware", "oracle")]
     texts += [

@@ -1,4 +1,4 @@
-"""A run as Chrome trace JSON: opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""A run as Chrome trace JSON, for Perfetto (ui.perfetto.dev).
 
 Every replica is a process with a lane of engine steps, counters (running, waiting, KV tokens) and its requests, each with
 the phases queued, prefill and decode. Times are microseconds from the start of the run.

@@ -22,6 +22,7 @@ from prefixsim.report.tables import F64
 POINT_BUDGET = 60_000
 """Points of all step functions together; bounds the size of a report however long the run and however many engines."""
 BAND = "The line is the mean of each slice of time, the band its lowest and highest value."
+BAND_OF_SOME = "The band reaches from the lowest to the highest value of each slice of time; the line, the mean of the kept steps, is near the true one."
 MAX_ENGINES = 12
 MIN_BARS = 24
 """A distribution is drawn in at least as many bins, where bins of 1.2 % allow it."""
@@ -143,6 +144,7 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
     )
     capacities = {name: capacity_tokens(engines.get(name, {})) for _, name, _ in timed}
     shares = all(capacities.values())
+    band = BAND_OF_SOME if any(line.thinned for _, _, line in timed) else BAND
     kv.says = (
         "Memory held by running requests; what is cached but unused is left out."
         + (" Share of the KV pool" if shares else " Tokens; the size of the pool is not in the summary")
@@ -160,8 +162,8 @@ def over_time(run: RunFolder, data: dict[str, EngineData]) -> list[Figure]:
         for figure, steps in ((kv, (line.kv[0], used)), (running, line.running), (waiting, line.waiting)):
             drawn = _steps(i, name, *steps, slices)
             figure.traces += drawn
-            if len(drawn) > 1 and BAND not in figure.says:
-                figure.says += BAND
+            if len(drawn) > 1 and band not in figure.says:
+                figure.says += band
         evicted.traces.append(line_of(i, name, line.edges[:-1], line.evicted_per_s, step=True))
         preempted.traces.append(line_of(i, name, line.edges[:-1], line.preemptions_per_s, step=True))
     quiet = [f for f in (waiting, evicted, preempted) if not any(v for t in f.traces for v in t["y"])]

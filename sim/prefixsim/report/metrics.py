@@ -58,12 +58,14 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter metric, its name without `_total`: what each request adds when the column `at` says."""
+    """A counter metric, its name without `_total`: what each request adds when the column `at` says. It stays 0 where the
+    engine's own counter in the summary is 0 (nothing was looked up), and for `rare` ones also where there is none."""
 
     name: str
     adds: Value
     at: str
     labels: Mapping[str, str] | None = None
+    rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,10 @@ def _computed(r: Finished) -> F64:
 
 def _on_device(r: Finished) -> F64:
     return r.cached_tokens - np.nan_to_num(r.cached_host_tokens)
+
+
+def _not_on_device(r: Finished) -> F64:
+    return r.lookup_tokens - _on_device(r)
 
 
 def _on_host(r: Finished) -> F64:
@@ -164,6 +170,8 @@ VLLM = Family(
     counters=(
         Counter("prefix_cache_queries", lambda r: r.lookup_tokens, "admitted_s"),
         Counter("prefix_cache_hits", _on_device, "admitted_s"),
+        Counter("external_prefix_cache_queries", _not_on_device, "admitted_s", rare=True),
+        Counter("external_prefix_cache_hits", _on_host, "admitted_s", rare=True),
         Counter("prompt_tokens", lambda r: r.lookup_tokens, "first_token_s"),
         Counter("prompt_tokens_cached", lambda r: r.cached_tokens, "first_token_s"),
         Counter("prompt_tokens_by_source", _computed, "first_token_s", {"source": "local_compute"}),

@@ -19,7 +19,7 @@ from prefixsim.report.collect import steps_made
 from prefixsim.report.exposition import spell_bound, spell_labels, spell_value
 from prefixsim.report.folder import RunFolder
 from prefixsim.report.metrics import Family, Finished, Histogram, family_of
-from prefixsim.report.prometheus import HELP, chosen, finished, labels_of
+from prefixsim.report.prometheus import HELP, chosen, finished, labels_of, own_counters
 from prefixsim.report.series import busy
 from prefixsim.report.tables import F64, find_table, read_chunks
 
@@ -45,12 +45,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """What the tables have of a replica: `steps` float64 (rows, len(_STEPS)) in time order, and its finished requests."""
+    """What the tables have of a replica: `steps` float64 (rows, len(_STEPS)) in time order, and its finished requests.
+    counters: those of the engine, all replicas together, by their names without prefix and `_total`."""
 
     steps: F64
     requests: Finished
     capacity_tokens: float | None
     whole: bool
+    counters: Mapping[str, float]
 
 
 def time_series(
@@ -128,6 +130,7 @@ def _replicas(run: RunFolder, engines: Mapping[str, Mapping[str, Any]]) -> dict[
             Finished(*(np.concatenate(c) for c in zip(*(_columns(p) for p in parts), strict=True))),
             _capacity(engines[name], number),
             (steps_of := made.get(name)) is not None and kept[name] >= steps_of,
+            own_counters(engines[name]),
         )
     return out
 
@@ -180,7 +183,9 @@ def _series(family: Family, replica: _Replica, labels: Mapping[str, str], scrape
     for counter in family.counters:
         adds = counter.adds(requests)
         if np.isfinite(adds).any():
-            values = _grown(scrapes, getattr(requests, counter.at), adds)
+            total = replica.counters.get(counter.name)
+            nothing = total == 0 or (total is None and counter.rare)
+            values = _grown(scrapes, getattr(requests, counter.at), np.zeros(len(adds)) if nothing else adds)
             yield counter.name, Series("counter", {**labels, **(counter.labels or {})}, values)
     tokens = _generated(scrapes, requests)
     if tokens is not None and family.generated:

@@ -101,6 +101,8 @@ def _counters(engine: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         value = facts.number(counters, spelt)
         if value is None:
             continue
+        if str(spelt).startswith("sglang:cached_tokens_total{"):
+            continue  # a part of the total, which is split here
         if spelt == "sglang:cached_tokens_total":
             host = facts.number(engine, "cached_host_tokens") or 0.0
             yield f"{spelt}{{cache_source=device}}", value - host
@@ -108,6 +110,14 @@ def _counters(engine: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 yield f"{spelt}{{cache_source=host}}", host
         else:
             yield str(spelt), value
+
+
+def own_counters(engine: Mapping[str, Any]) -> dict[str, float]:
+    """The engine's counters without labels, by their names without prefix and `_total`."""
+    counters = engine.get("counters")
+    names = [str(k) for k in counters if "{" not in str(k)] if isinstance(counters, Mapping) else []
+    known = {k.partition(":")[2].removesuffix("_total"): facts.number(counters, k) for k in names if ":" in k}
+    return {k: v for k, v in known.items() if v is not None}
 
 
 def histogram_lines(metric: str, labels: Mapping[str, str], tally: Tally) -> Iterator[str]:

@@ -11,7 +11,7 @@ from prefixsim.errors import InputError, Problem
 from prefixsim.paths import open_regular, read_regular, write_whole
 from prefixsim.report import sections as html
 from prefixsim.report.facts import value_of
-from prefixsim.report.figures import Figure
+from prefixsim.report.figures import Figure, axis, percent_axis
 from prefixsim.report.html import page_of
 
 STUDY_LIMIT = 4 << 20
@@ -65,7 +65,10 @@ def render(about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     columns: list[str] = list(about.get("columns") or [])
     done = [r for r in rows if isinstance(r.get("summary"), Mapping)]
     means = _means(done, axes, columns)
-    figures = [_figure(i, column, axes, means) for i, column in enumerate(columns[:MAX_FIGURES])]
+    engines = list(dict.fromkeys(c.partition(".")[0] for c in columns))  # a colour each, as in the reports of runs
+    figures = [
+        _figure(i, engines.index(c.partition(".")[0]), c, axes, means) for i, c in enumerate(columns[:MAX_FIGURES])
+    ]
     front = _pareto(about, done, axes)
     drawn = [f for f in [*figures, front] if f is not None]
     failed = [r for r in rows if not isinstance(r.get("summary"), Mapping)]
@@ -121,11 +124,11 @@ def _answer(columns: Sequence[str], means: Sequence[tuple[dict[str, Any], dict[s
 
 
 def _number(column: str, value: float) -> str:
-    return (
-        f"{value:.1%}"
-        if column.endswith(("hit_rate", "kv_usage_peak")) or column.startswith("ceiling.")
-        else f"{value:.4g}"
-    )
+    return f"{value:.1%}" if _is_share(column) else f"{value:.4g}"
+
+
+def _is_share(column: str) -> bool:
+    return column.endswith(("hit_rate", "kv_usage_peak", "kv_usage_mean")) or column.startswith("ceiling.")
 
 
 def _label(setting: Mapping[str, Any]) -> str:
@@ -137,7 +140,7 @@ def _text(value: Any) -> str:
 
 
 def _figure(
-    number: int, column: str, axes: Sequence[str], means: Sequence[tuple[dict[str, Any], dict[str, float]]]
+    number: int, engine: int, column: str, axes: Sequence[str], means: Sequence[tuple[dict[str, Any], dict[str, float]]]
 ) -> Figure | None:
     """Two or more axes: a heat map over the last two (first points of the others); one: a line or bars."""
     have = [(setting, m[column]) for setting, m in means if column in m]
@@ -149,12 +152,13 @@ def _figure(
         trace = {
             "type": "scatter" if numeric else "bar",
             "name": column,
-            "engine": number,
+            "engine": engine,
             "x": xs if numeric else [_text(x) for x in xs],
             "y": [v for _, v in have],
             **({"mode": "lines+markers", "line": {"width": 2}} if numeric else {}),
         }
-        layout = {"xaxis": {"title": {"text": axes[0]}}, "yaxis": {"title": {"text": column}, "rangemode": "tozero"}}
+        upright = percent_axis(column) if _is_share(column) else axis(column, rangemode="tozero")
+        layout = {"xaxis": axis(axes[0]), "yaxis": upright}
         return Figure(
             f"by-axis-{number}", column, f"{column} by {axes[0]}.", ["metric", axes[0], column], [trace], layout
         )
@@ -166,10 +170,12 @@ def _figure(
     cells = {(_text(s[row_axis]), _text(s[column_axis])): v for s, v in inside}
     z = [[cells.get((y, x)) for x in xs] for y in ys]
     trace = {
-        "type": "heatmap", "name": column, "engine": number, "x": xs, "y": ys, "z": z, "showscale": True,
-        "hovertemplate": "%{y} / %{x}: %{z:.4g}<extra></extra>",
+        "type": "heatmap", "name": column, "engine": engine, "x": xs, "y": ys, "z": z, "showscale": True,
+        "hovertemplate": f"%{{y}} / %{{x}}: %{{z:{'.1%' if _is_share(column) else '.4g'}}}<extra></extra>",
     }  # fmt: skip
-    says = f"{column} by {row_axis} (rows) and {column_axis} (columns); the darker, the higher."
+    if _is_share(column):
+        trace["colorbar"] = {"tickformat": "~%"}
+    says = f"{column} by {row_axis} (rows) and {column_axis} (columns); the stronger the colour, the higher."
     if fixed:
         says += f" Other axes at {_label(fixed)}."
     layout = {"xaxis": {"title": {"text": column_axis}, "type": "category"},

@@ -140,6 +140,7 @@ def _to_numbers(path: Path, start: int, name: str, cells: Sequence[Any]) -> F64:
         wrong = np.flatnonzero(np.abs(out) > GREATEST if may_be_negative else ~((out >= 0) & (out <= GREATEST)))
     if len(wrong):
         raise _no_number(path, start + int(wrong[0]), name, cells[int(wrong[0])], may_be_negative)
+    out[np.isnan(out)] = np.nan  # a damaged file may hold NaNs that warn where they are used
     return out
 
 

@@ -93,10 +93,10 @@ def tier_counters(s: I64, inputs: EngineInputs, page: int) -> dict[str, float]:
         'sglang:cached_tokens_total{cache_source="host"}': float(s[st.S_HOST_CACHED]),
         "sglang:load_back_tokens_total": float(link[lt.T_IN_BLOCKS]) * page,
         "sglang:load_back_bytes_total": float(link[lt.T_IN_BLOCKS]) * page_bytes,
-        "sglang:load_back_duration_seconds": float(link[lt.T_IN_BUSY]) / NS_PER_S,
-        "sglang:backup_tokens_total": float(link[lt.T_OUT_BLOCKS]) * page,
-        "sglang:backup_bytes_total": float(link[lt.T_OUT_BLOCKS]) * page_bytes,
-        "sglang:backup_duration_seconds": float(link[lt.T_OUT_BUSY]) / NS_PER_S,
+        "sglang:load_back_duration_seconds_sum": float(link[lt.T_IN_BUSY]) / NS_PER_S,
+        "host tier: tokens backed up": float(link[lt.T_OUT_BLOCKS]) * page,
+        "sglang:hicache_backup_bytes_total": float(link[lt.T_OUT_BLOCKS]) * page_bytes,
+        "sglang:hicache_backup_duration_seconds_sum": float(link[lt.T_OUT_BUSY]) / NS_PER_S,
         **link_counters(link, int(s[st.S_LAST_END])),
     }
 

@@ -91,7 +91,6 @@ def calibrate_device(
     }
     if result is None:
         summary["profile"] = None
-        _say("too few rows of the gemm section: no profile, the raw rows are kept")
     else:
         profile, errors = result
         write_whole(path, to_yaml(profile, f"Measured by: prefixsim calibrate --device {device}"))
@@ -102,6 +101,10 @@ def calibrate_device(
     if set(kept.sections) <= set(chosen):
         kept.forget()
     print(json.dumps(summary) if json_ else _text(summary))
+    if result is None:
+        raise PrefixsimError(
+            f"too few rows of the section gemm: no profile, the raw rows are in {raw}; give it a larger --budget"
+        )
 
 
 def _torch() -> Any:

@@ -23,6 +23,8 @@ from prefixsim.paths import bounded_lines, open_regular
 
 F64 = npt.NDArray[np.float64]
 S = npt.NDArray[np.str_]
+GREATEST = 1e12
+"""No size and no time (µs) of a table is above it."""
 MAX_ROWS, MAX_CELL, MAX_CHARS = 1_000_000, 100, 1 << 28
 
 COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -119,7 +121,7 @@ def _numbers(path: Path, column: str, raw: Sequence[str], *, zero: bool) -> F64:
         values = np.array(raw, dtype=np.float64)
     except ValueError:
         values = np.array([_float(x) for x in raw])
-    bad = ~np.isfinite(values) | (values < 0) | ((values == 0) & (not zero))
+    bad = ~(values <= GREATEST) | (values < 0) | ((values == 0) & (not zero))
     if bad.any():
         i = int(np.argmax(bad))
         raise InputError(

@@ -22,7 +22,7 @@
     if (trace.marker && trace.marker.line) out.marker.line = { width: 1, color: css("--bg") };
     if (trace.type === "heatmap") {
       out.colorscale = [[0, css("--panel")], [1, hue]];
-      out.colorbar = { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft") } };
+      out.colorbar = Object.assign({ thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft") } }, trace.colorbar);
     }
     delete out.engine; delete out.faint;
     return out;
