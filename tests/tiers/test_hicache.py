@@ -254,7 +254,7 @@ def walk(seed: int, steps: int) -> tuple[TreeMachine, int]:
 def test_long_walks_equal_the_twin() -> None:
     loads = given_up = failed = skipped = 0
     for seed in range(40):
-        m, n = walk(seed, 150)
+        m, n = walk(seed, 200)
         loads += n
         given_up += m.tree.given_up
         failed += m.tree.failed
