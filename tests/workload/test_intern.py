@@ -167,6 +167,13 @@ def test_rows_that_go_on_from_others(seed, g):
     assert chains.run_start.shape[0] == sum(y != x + 1 for row in found for x, y in pairwise([-2, *row]))
 
 
+def test_a_row_that_ends_inside_an_earlier_one():
+    """It stops there, whatever the next row begins with."""
+    w = workload([([(0, 1), (1, 1), (2, 1)], [(3, 1)], 0, 0), ([(0, 1), (1, 1)], [(2, 1)], 0, 0), ([(3, 1)], [(0, 1)], 0, 0),
+                  ([(0, 1)], [(1, 1)], 0, 0)])  # fmt: skip
+    assert reference.rows_written_out(build_trie(w, "vllm")) == [[0, 1, 2, 3], [0, 1, 2], [4, 5], [0, 1]]
+
+
 def test_rows_that_hop_between_many_branches():
     """Elements crowd their table; and runs of blocks that go on are joined where those of elements are not."""
     rng = random.Random(1)
