@@ -1,4 +1,5 @@
-"""A sweep of 64 points over one workload, on one worker process and on two: whole commands, start of processes included.
+"""Sweeps on one worker process and on two, whole commands, start of processes included: 64 points over one generated workload,
+and 16 over the Mooncake trace.
 
 python bench/bench_sweep.py [--rounds 2] [--json]
 """
@@ -13,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import Timed, finish, interleaved, row
+from harness import SHARED, Timed, finish, interleaved, row
 
 BASE = """
 name: base
@@ -35,13 +36,28 @@ axes:
   - {key: engines.vllm.block_size, values: [16, 32, 64, 128]}
   - {key: engines.vllm.num_gpu_blocks_override, values: [BLOCKS]}
 """.replace("BLOCKS", ", ".join(str(4_000 + 500 * k) for k in range(16)))
+MOONCAKE_BASE = """
+name: base
+workload: {trace: {path: "PATH", format: mooncake}}
+hardware: {gpu: h100-sxm-80g, model: llama-3.1-8b}
+engines: [{name: vllm, kind: vllm}]
+oversized: reject
+"""
+MOONCAKE_STUDY = """
+name: bench
+base: base.yaml
+axes:
+  - {key: engines.vllm.block_size, values: [16, 32, 64, 128]}
+  - {key: hardware.gpu, values: [a100-sxm-80g, h100-sxm-80g, h200, b200]}
+"""
 RUN = [sys.executable, "-c", "from prefixsim.cli import main; main()"]
 
 
-def sweep(folder: Path, workers: int) -> Timed:
+def sweep(folder: Path, workers: int, base: str, study: str, points: int) -> Timed:
     """The command into an empty folder; checks that all points are there."""
-    (folder / "study.yaml").write_text(STUDY)
-    (folder / "base.yaml").write_text(BASE)
+    folder.mkdir(exist_ok=True)
+    (folder / "study.yaml").write_text(study)
+    (folder / "base.yaml").write_text(base)
 
     def run() -> None:
         with tempfile.TemporaryDirectory(dir=folder) as out:
@@ -49,9 +65,9 @@ def sweep(folder: Path, workers: int) -> Timed:
             done = subprocess.run(
                 [*RUN, "sweep", "study.yaml", *options], cwd=folder, capture_output=True, text=True, check=True
             )
-        points = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        if len(points) != 64 or any("error" in p for p in points):
-            raise RuntimeError(f"{len(points)} points: {done.stderr[-300:]}")
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if len(found) != points or any("error" in p for p in found):
+            raise RuntimeError(f"{len(found)} points: {done.stderr[-300:]}")
 
     return run
 
@@ -62,15 +78,23 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--json", action="store_true")
     args = options.parse_args()
+    studies = [("generated", BASE, STUDY, 64, 8_000, 1.7)]
+    trace = SHARED / "traces/mooncake/conversation_trace.jsonl"
+    if trace.exists():
+        studies.append(("mooncake", MOONCAKE_BASE.replace("PATH", str(trace)), MOONCAKE_STUDY, 16, 12_031, None))
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        times = interleaved({str(n): sweep(Path(folder), n) for n in (1, 2)}, args.rounds, warm=0)
-    rows: list[dict[str, Any]] = [
-        row("generated", "sweep of 64 points, 1 worker", times["1"], requests=64 * 8_000),
-        row(
-            "generated", "sweep of 64 points, 2 workers", times["2"], requests=64 * 8_000, against=times["1"],
-            peer="1 worker", at_least=1.7, unit="x",
-        ),
-    ]  # fmt: skip
+        for name, base, study, points, requests, target in studies:
+            place = Path(folder) / name
+            times = interleaved({n: sweep(place, int(n), base, study, points) for n in "12"}, args.rounds, warm=0)
+            work = f"sweep of {points} points"
+            rows.append(row(name, f"{work}, 1 worker", times["1"], requests=points * requests))
+            rows.append(
+                row(
+                    name, f"{work}, 2 workers", times["2"], requests=points * requests, against=times["1"],
+                    peer="1 worker", at_least=target, unit="x",
+                )
+            )  # fmt: skip
     finish(rows, args.json)
 
 

@@ -18,7 +18,7 @@ from prefixsim.pipeline.run import run_scenario
 from prefixsim.records import LEDGER_PARTS, REQUEST_COLUMNS, SHOWN_COLUMNS, TIMELINE_COLUMNS
 from prefixsim.scenario.load import load_scenario as _load
 from prefixsim.scenario.load import scenario_from
-from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.models import Scenario, rule_of
 from prefixsim.scenario.strict_yaml import Document
 from prefixsim.study import metrics
 
@@ -315,7 +315,7 @@ def sweep(
 
 def _workload(source: Source, set: Mapping[str, Any] | None, format: str | None) -> tuple[Workload, NamespaceRule]:
     """The workload of a scenario or trace, from an empty cache, and whose namespaces count."""
-    from prefixsim.analysis.inputs import is_scenario, load_input, namespace_rule
+    from prefixsim.analysis.inputs import is_scenario, load_input
     from prefixsim.workload.load import load_workload
 
     if isinstance(source, Mapping | Scenario) or is_scenario(str(source)):
@@ -323,7 +323,7 @@ def _workload(source: Source, set: Mapping[str, Any] | None, format: str | None)
             raise InputError("format: for a trace file; a scenario says it in workload.trace.format")
         scenario = load_scenario(source, set=set)
         workload = load_workload(scenario.workload, base_dir=scenario.base_dir, seed=scenario.seed)
-        return workload, namespace_rule(scenario.engines[0].kind)
+        return workload, rule_of(scenario.engines[0])
     if set:
         raise InputError("set: for a scenario; this is a trace")
     loaded = load_input(str(source), format=format)

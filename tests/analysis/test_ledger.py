@@ -24,6 +24,7 @@ from prefixsim.records import (
     REQ_ADMITTED_NS,
     REQ_CACHED_HOST_TOKENS,
     REQ_CACHED_TOKENS,
+    REQ_COMPUTED_TOKENS,
     REQ_DEVICE_TOKENS,
     REQ_KNOWN_TOKENS,
     REQ_RELEASED_NS,
@@ -167,3 +168,29 @@ def test_contradictions_are_defects_not_numbers(known, device, cached, reason):
     table[1, [REQ_KNOWN_TOKENS, REQ_DEVICE_TOKENS, REQ_CACHED_TOKENS]] = known, device, cached
     with pytest.raises(LedgerError, match=reason):
         ledger(workload, table, granularity=2, rule="vllm")
+
+
+def test_what_a_replica_does_not_keep_is_no_loss_of_routing():
+    """Of 64 tokens this replica computed 40 and by rule kept 8; another computed 48: what is lost is 32, then 8 and 16."""
+    tokens = list(range(64))
+    workload, table = one_after_another([([*tokens, 7], [1]), ([*tokens, 7], [1]), ([*tokens, 8], [1])], 4)
+    table[:, REQ_REPLICA] = [0, 1, 0]
+    table[2, [REQ_KNOWN_TOKENS, REQ_DEVICE_TOKENS, REQ_CACHED_TOKENS]] = 8
+    table[2, REQ_COMPUTED_TOKENS] = 40
+    table[:2, REQ_STATUS] = STATUS_REJECTED
+    chains = build_chains(build_trie(workload, "vllm"), 4)
+    offsets, ids = chains.expand()
+    here, there = np.full(chains.n_chains, NEVER), np.full(chains.n_chains, NEVER)
+    at = table[2, REQ_ADMITTED_NS]
+    here[ids[offsets[2] : offsets[2] + 10]] = 0
+    here[ids[offsets[2] + 10 : offsets[3]]] = at  # its own, computed from now on
+    there[ids[offsets[2] : offsets[2] + 12]] = at
+
+    def parts(*commits):
+        found = ledger(workload, table, granularity=4, rule="vllm", chains=chains, first_commit_ns=commits)
+        row = dict(zip(LEDGER_PARTS, found[2].tolist(), strict=True))
+        return [row[k] for k in ("new", "engine_rule", "in_flight", "routing", "hit_device")]
+
+    assert parts(here, there) == [1, 32, 16, 8, 8]
+    assert parts(here, np.full_like(here, NEVER)) == [1, 32, 24, 0, 8]
+    assert parts(here) == [1, 32, 24, 0, 8]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +100,28 @@ def test_refused_prompts_are_counted_for_their_replica(monkeypatch):
     assert refused == [r.totals["rejected"] for r in many.replicas]
     assert sum(refused) == (one.requests[:, REQ_STATUS] == STATUS_REJECTED).sum() > 0
     assert dataclasses.asdict(one)["events"] >= 1
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"router": "least_loaded"}, {"granularity": "step"}, {"router": "round_robin"}], ids=str
+)
+def test_a_run_leaves_no_cycle_that_keeps_its_replicas(monkeypatch, keys):
+    """Hundreds of megabytes would wait for the garbage collector, and the next run would take fresh memory."""
+    made = []
+
+    class Fleet(ORIGINAL):
+        def __init__(self, engines, *args, **more):
+            super().__init__(engines, *args, **more)
+            made.extend(weakref.ref(engine) for engine in engines)
+
+    monkeypatch.setattr(simulate_module, "Fleet", Fleet)
+    scenario = scenario_from(strict_yaml.parse(TEXT, "joint"), Path(), {**keys, "workload.requests": 100})
+    prepared = prepare(scenario)
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(scenario, scenario.engines[0], prepared, replica_hardware(scenario))
+        assert len(made) == 3
+        assert not [ref for ref in made if ref() is not None]
+    finally:
+        gc.enable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,42 @@ def test_a_fleet_is_routed_by_what_its_windows_hold(tmp_path: Path) -> None:
         found = run(tmp_path, replicas=2, router=router)
         assert ledger(found)["hit_device"] > 0
     assert set(found.records[0].requests[:, REQ_REPLICA].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("engine", ["hybrid", "full", "sglang"])
+def test_a_replica_that_serves_nobody_changes_no_ledger(tmp_path: Path, engine: str) -> None:
+    """What a replica itself computes, at the instant of a lookup or before, is no loss of routing."""
+    rng = random.Random(1)
+    trunk = [rng.randrange(9) for _ in range(1800)]
+    lines = [
+        {
+            "id": f"r{i}",
+            "tokens": trunk[: rng.choice([100, 500, 1000, 1800])] + [100 + i] * rng.choice([1, 40, 200]),
+            "output_tokens": [1000 + i] * rng.randrange(1, 60),
+            "arrival": i * 0.004,
+            "session": "s",
+        }
+        for i in range(40)
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    vllm = {"max_num_batched_tokens": 256, "max_num_seqs": 256}
+    what: dict[str, Any] = {
+        "hybrid": {"hardware__model": "gpt-oss-20b", "engines": [{"name": "e", "kind": "vllm", **vllm}]},
+        "full": {"hardware__model": "llama-3.1-8b", "engines": [{"name": "e", "kind": "vllm", **vllm}]},
+        "sglang": {
+            "hardware__model": "llama-3.1-8b",
+            "engines": [{"name": "e", "kind": "sglang", "chunked_prefill_size": 256}],
+        },
+    }[engine]
+    keys = {
+        "workload": {"trace": {"path": "t.jsonl"}},
+        "router": {"kind": "session_affinity", "key": "session"},
+        **what,
+    }
+    alone, beside = ledger(run(tmp_path, **keys)), ledger(run(tmp_path, replicas=2, **keys))
+    assert beside == alone
+    assert alone["in_flight"] > 0
+    assert (alone["engine_rule"] > 0) == (engine == "hybrid")
 
 
 def test_step_and_jump_are_the_same(tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ def test_overrides_set_lists_by_name_and_number_and_make_mappings(path):
     assert load_scenario(path, {"router": "cache_aware", "router.cache_threshold": 0.5}).router.cache_threshold == 0.5
 
 
+def test_overrides_do_not_stay(path):
+    before = load_scenario(path)
+    changed = load_scenario(path, {"engines.hash.block_size": 128})
+    assert changed != before
+    assert load_scenario(path) == before
+
+
 def test_a_wrong_override_is_blamed_itself(path):
     assert faults(path, {"engines.hash.block_size": "x"}) == [
         "engines.hash.block_size=x: engines[0].block_size: Input should be a valid integer, found 'x'"

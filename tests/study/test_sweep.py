@@ -183,6 +183,73 @@ def test_a_job_that_kills_every_worker_is_reported(tmp_path: Path) -> None:
     assert "died 2 times" in (outcome.error or "")
 
 
+FORKED = """
+import os, signal, sys, threading
+from pathlib import Path
+from prefixsim.study.executors import ProcessExecutor
+from prefixsim.study.forking import can_fork, stay_single_threaded
+
+MARK = "new"
+
+def what(job):
+    died = Path(f"{job}.died")
+    if job.name == "dies" and not died.exists():
+        died.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return MARK
+
+if __name__ == "__main__":
+    stay_single_threaded()
+    import numpy
+    MARK = "inherited"
+    names = sys.argv[2:]
+    if "threads" in names:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    found = {o.index: o.value for o in ProcessExecutor(1).map(what, [Path(sys.argv[1]) / name for name in names])}
+    print(can_fork(), *(found[i] for i in range(len(names))))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_are_forked_only_where_nothing_else_runs(tmp_path: Path) -> None:
+    script = tmp_path / "forked.py"
+    script.write_text(FORKED)
+
+    def ran(*names: str) -> list[str]:
+        command = [sys.executable, str(script), str(tmp_path), *names]
+        return subprocess.run(command, capture_output=True, text=True, env=ENV, check=True).stdout.split()
+
+    assert ran("a", "b") == ["True", "inherited", "inherited"]
+    assert ran("threads") == ["False", "new"]
+    assert ran("dies") == ["True", "new"]  # replaced while the pool's threads run
+
+
+def test_the_command_gives_the_same_bytes_on_forked_workers(folder: Path) -> None:
+    command = [sys.executable, "-c", "from prefixsim.cli import main; main()", "sweep", str(folder / "study.yaml")]
+
+    def out(workers: int) -> str:
+        options = ["--out", str(folder / f"out{workers}"), "--workers", str(workers), "--quiet", "--json"]
+        return subprocess.run([*command, *options], capture_output=True, text=True, env=ENV, check=True).stdout
+
+    assert out(2) == out(1) == text(sweep(folder, SerialExecutor(), "here"))
+
+
+def test_workers_find_workload_and_kernels_in_memory(folder: Path) -> None:
+    from prefixsim.study import points
+
+    class Forking(SerialExecutor):
+        forks = True
+
+        def map(self, task: Any, jobs: Any) -> Any:
+            assert points._library().known
+            yield from super().map(task, jobs)
+
+    points._library.cache_clear()
+    points._LOADED.clear()
+    assert text(sweep(folder, Forking(), "a")) == text(sweep(folder, SerialExecutor(), "b"))
+    assert points._LOADED
+
+
 def test_killed_midway_the_command_resumes(folder: Path) -> None:
     command = [sys.executable, "-c", "from prefixsim.cli import main; main()", "sweep", str(folder / "study.yaml")]
     command += ["--out", str(folder / "out"), "--workers", "1", "--quiet", "--json"]
@@ -212,7 +279,8 @@ def test_dask_over_tcp_with_a_worker_killed_midway(folder: Path) -> None:
     workers: list[subprocess.Popen[bytes]] = []
     try:
         deadline = time.monotonic() + 30
-        while not (folder / "scheduler.json").exists() and time.monotonic() < deadline:
+        written = folder / "scheduler.json"
+        while not (written.exists() and written.read_text().endswith("}")) and time.monotonic() < deadline:
             time.sleep(0.1)
         address = json.loads((folder / "scheduler.json").read_text())["address"]
         for _ in range(2):

@@ -12,7 +12,6 @@ from small_cases import small_case
 from test_vllm_twin import coefficients, timed_case, timed_engine
 from typer.testing import CliRunner
 
-from prefixsim.engines import registry
 from prefixsim.engines.contract import EngineInputs
 from prefixsim.engines.vllm import engine as engine_module
 from prefixsim.engines.vllm import state as cols
@@ -119,8 +118,6 @@ def test_layouts_and_pools_that_are_not_modelled_are_refused() -> None:
         started(w, VllmOptions(name="v", layout="swa"), 10)
     with pytest.raises(DoesNotFitError, match="null block"):
         started(w, VllmOptions(name="v"), 1)
-    with pytest.raises(ScenarioError, match="vllm"):
-        registry.family_of("vlm@1")
 
 
 @pytest.mark.parametrize(

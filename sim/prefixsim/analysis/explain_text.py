@@ -87,7 +87,7 @@ def _labels(result: Mapping[str, Any]) -> list[str]:
 
 def _capacity(result: Mapping[str, Any]) -> list[str]:
     lines = ["", "Cache size that reaches a share of the ceiling"]
-    known = [at for entry in result["capacity"] for at in (entry["90%"],)]
+    known = [entry["90%"] for entry in result["capacity"]]
     gib, gpus = any("gib" in at for at in known), any("gpus" in at for at in known)
     head = f"  {'cache':<10}{'blocks of':>10}{'share':>8}{'tokens':>18}"
     lines.append(head + (f"{'GiB':>12}" if gib else "") + (f"{'GPUs':>7}" if gpus else ""))

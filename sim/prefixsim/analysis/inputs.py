@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixsim.errors import InputError, Problem, TraceError, nearest
-from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.models import Scenario, granularity_of, rule_of
 from prefixsim.workload.intern import NamespaceRule
 from prefixsim.workload.table import Workload
 
@@ -28,19 +28,14 @@ class Input:
     @property
     def rule(self) -> NamespaceRule:
         """Namespace rule of the first engine; vLLM's for a bare trace."""
-        return namespace_rule(self.scenario.engines[0].kind) if self.scenario is not None else "vllm"
+        return rule_of(self.scenario.engines[0]) if self.scenario is not None else "vllm"
 
     @property
     def granularities(self) -> dict[str, int]:
         """Engine name -> tokens in its block or page; {} for a bare trace."""
         if self.scenario is None:
             return {}
-        return {e.name: int(getattr(e, "block_size", 0) or getattr(e, "page_size", 1)) for e in self.scenario.engines}
-
-
-def namespace_rule(kind: str) -> NamespaceRule:
-    """Namespace rule of an engine kind ("vllm@0.33" -> "vllm")."""
-    return "sglang" if kind.startswith("sglang") else "vllm"
+        return {e.name: granularity_of(e) for e in self.scenario.engines}
 
 
 def is_scenario(text: str) -> bool:

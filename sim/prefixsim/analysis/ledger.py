@@ -16,6 +16,7 @@ from prefixsim.analysis.kernels import committed_prefix
 from prefixsim.analysis.segments import Segments, build_segments, inserted_tokens, known_tokens
 from prefixsim.records import (
     LEDGER_PARTS,
+    NEVER,
     REQ_ADMITTED_NS,
     REQ_CACHED_HOST_TOKENS,
     REQ_CACHED_TOKENS,
@@ -23,6 +24,7 @@ from prefixsim.records import (
     REQ_DEVICE_TOKENS,
     REQ_KNOWN_TOKENS,
     REQ_RELEASED_NS,
+    REQ_REPLICA,
     REQ_STATUS,
     STATUS_REJECTED,
 )
@@ -120,17 +122,17 @@ def ledger(
         level4a = np.minimum(level4, floored(known(segments, workload.prompt_tokens, True)))
     elif not facts.keeps_last and workload.stop.any():
         level4a = np.minimum(level4, floored(known(segments, inserted - workload.stop, True)))
-    computed = floored(
-        np.where(inside, rows[:, REQ_COMPUTED_TOKENS], 0)
-    )  # more than `here`: by rule not all of it is kept
-    level4a = level4a - (np.minimum(level4a, np.maximum(computed, here)) - np.minimum(level4a, here))
-    level5 = np.minimum(level4a, here)
-    level6 = level5
+    computed = np.maximum(floored(np.where(inside, rows[:, REQ_COMPUTED_TOKENS], 0)), here)
+
+    def kept(tokens: I64) -> I64:
+        """Less what this replica computed and by rule did not keep: tokens `here` to `computed`."""
+        return tokens - (np.minimum(tokens, computed) - np.minimum(tokens, here))
+
+    level5 = level6 = np.minimum(level4a, here)
     if first_commit_ns is not None and chains is not None and len(first_commit_ns) > 1:
-        somewhere = committed_prefix(
-            chains.run_offset, chains.run_start, chains.run_end, _earliest(first_commit_ns), lookup_ns
-        )
-        level5 = np.maximum(np.minimum(level4a, floored(somewhere * granularity)), level6)
+        elsewhere = floored(_elsewhere(chains, rows[:, REQ_REPLICA], first_commit_ns, lookup_ns) * granularity)
+        level5 = np.maximum(kept(np.minimum(level4a, elsewhere)), level6)
+    level4a = kept(level4a)
     cached = np.where(inside, rows[:, REQ_CACHED_TOKENS], 0)
     host = np.where(inside, rows[:, REQ_CACHED_HOST_TOKENS], 0)
     resident = np.where(inside, rows[:, REQ_DEVICE_TOKENS], 0) + host
@@ -144,10 +146,20 @@ def ledger(
     return parts
 
 
-def _earliest(first_commit_ns: Sequence[I64]) -> I64:
-    out = first_commit_ns[0]
-    for other in first_commit_ns[1:]:
-        out = np.minimum(out, other)
+def _elsewhere(chains: ChainIndex, replica: I64, first_commit_ns: Sequence[I64], lookup_ns: I64) -> I64:
+    """int64 (n,): full blocks of each row that a replica other than its own had computed at its lookup. What its own has
+    computed is known from the row; at that very instant it computes the row itself."""
+    first, second = first_commit_ns[0], np.full_like(first_commit_ns[0], NEVER)
+    owner = np.zeros(first.shape[0], dtype=np.int32)
+    for q, commits in enumerate(first_commit_ns[1:], 1):
+        second = np.minimum(second, np.maximum(first, commits))
+        owner[commits < first] = q
+        first = np.minimum(first, commits)
+    out = np.zeros(replica.shape[0], dtype=np.int64)
+    for q in np.unique(replica[lookup_ns >= 0]).tolist():
+        others = np.where(owner == q, second, first)
+        asked = np.where(replica == q, lookup_ns, -1)
+        out += committed_prefix(chains.run_offset, chains.run_start, chains.run_end, others, asked)
     return out
 
 

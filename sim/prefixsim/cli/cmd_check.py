@@ -51,6 +51,9 @@ def check(
     import json
     import os
 
+    from prefixsim.study.forking import stay_single_threaded
+
+    stay_single_threaded()
     from prefixsim.cli.progress import progress
     from prefixsim.paths import write_whole
     from prefixsim.report import checks

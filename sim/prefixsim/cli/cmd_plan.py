@@ -29,6 +29,9 @@ def plan(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Finds the highest sustained rate, or the cheapest fleet, and what caching saves. Exit 2 when nothing meets the limits."""
+    from prefixsim.study.forking import stay_single_threaded
+
+    stay_single_threaded()
     from prefixsim.paths import write_whole
     from prefixsim.report.progress import Progress
     from prefixsim.scenario.study import PlanSpec

@@ -33,6 +33,9 @@ def sweep(
     """Runs every point of a study; a killed sweep goes on where it stopped."""
     import sys
 
+    from prefixsim.study.forking import stay_single_threaded
+
+    stay_single_threaded()
     from prefixsim.report.progress import Progress
     from prefixsim.scenario.study import StudySpec
     from prefixsim.study.choose import choose_executor

@@ -142,6 +142,9 @@ class Fleet:
             events += 1
             if self.report is not None and (events % 256 == 0 or self.passed):
                 self.report(self.passed or self.released)
+        for waited in (*self.wakes, self.bell):  # for ever: a cycle that would keep all memory until it is collected
+            if waited is not None:
+                waited.callbacks = []
         return FleetResult(events, len(self.rows) - self.released)
 
     def _route_all(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from prefixsim.engines.contract import Engine
 from prefixsim.engines.vllm import state as st
-from prefixsim.engines.vllm.engine import VllmEngine
+from prefixsim.engines.vllm.engine import MAX_TIMELINE_ROWS, VllmEngine
 from prefixsim.fleet import joint_kernels as jk
 from prefixsim.fleet.routers.base import Router
 from prefixsim.fleet.routers.cache_aware import CacheAware
@@ -44,6 +44,10 @@ def _alike(a: VllmEngine, b: VllmEngine) -> bool:
     return same_costs and a.settings == b.settings and a.inputs.chains is b.inputs.chains
 
 
+TIMELINE_BYTES = 1 << 27
+"""Room for timelines taken at once, all replicas; more is taken as they grow."""
+
+
 class Joint:
     """The replicas of one run while arrivals come. Each engine's arrays become views of its part of the stacked ones."""
 
@@ -61,6 +65,9 @@ class Joint:
         self.floats[jk.F_HASH_NS] = first.hash_ns_per_token
         self.replicas: I64 = np.zeros((len(self.engines), jk.R_COLS), dtype=np.int64)
         self.stacks: dict[str, Any] = {}
+        tokens = int(first.inputs.workload.output_tokens.sum())  # nearly every step yields one at least
+        row_bytes = len(self.engines) * first.timeline[0].nbytes
+        self.steps = min(MAX_TIMELINE_ROWS, tokens // len(self.engines), TIMELINE_BYTES // row_bytes)
 
     def start(self, next_ns: Sequence[int], caught_up_ns: Sequence[int]) -> None:
         """Takes over what the fleet knows of its replicas."""
@@ -95,8 +102,10 @@ class Joint:
             shapes = [getattr(engine, name).shape for engine in self.engines]
             if stack is not None and all(getattr(engine, name).base is stack for engine in self.engines):
                 continue
-            kind = getattr(self.engines[0], name).dtype
-            stack = np.zeros((len(shapes), *np.max(shapes, axis=0)), dtype=kind)
+            kind, shape = getattr(self.engines[0], name).dtype, np.max(shapes, axis=0)
+            if name == "timeline":  # untouched rows take no memory; growing later would copy all replicas' rows again
+                shape[0] = max(shape[0], self.steps)
+            stack = np.zeros((len(shapes), *shape), dtype=kind)
             for i, engine in enumerate(self.engines):  # each old array is let go before the next one is copied
                 stack[i][tuple(slice(size) for size in shapes[i])] = getattr(engine, name)
                 engine.replace_array(name, stack[i])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixsim.errors import InputError, Problem, ScenarioError
+from prefixsim.errors import InputError, Problem, ScenarioError, nearest
 from prefixsim.hardware.load import Hardware, load_hardware
 from prefixsim.jit import compile_seconds
 from prefixsim.scenario.models import Scenario, family
@@ -163,20 +163,8 @@ def has_window_groups(engine: Any, hardware: Sequence[Hardware | None]) -> bool:
     return any((engine if hw is None else hw.with_layout(engine)[0]).layout in ("swa", "hybrid") for hw in hardware)
 
 
-def rule_of(engine: Any) -> NamespaceRule:
-    """The namespace rule of an engine's options."""
-    return "sglang" if family(engine) == "sglang" else "vllm"
-
-
-def granularity_of(engine: Any) -> int:
-    """Tokens in a block or page of an engine's options."""
-    return int(getattr(engine, "block_size", 0) or getattr(engine, "page_size", 1))
-
-
-def pick_engines(scenario: Scenario, names: list[str] | None) -> list[Any]:
+def pick_engines(scenario: Scenario, names: Sequence[str] | None) -> list[Any]:
     """The engines asked for by name, or all. Raises InputError naming the nearest."""
-    from prefixsim.errors import nearest
-
     if not names:
         return list(scenario.engines)
     by_name = {e.name: e for e in scenario.engines}

@@ -18,22 +18,14 @@ from prefixsim.jit import compile_seconds
 from prefixsim.output.folder import check_target
 from prefixsim.output.run_folder import write_run
 from prefixsim.pipeline import warm_start
-from prefixsim.pipeline.prepare import (
-    Library,
-    Prepared,
-    granularity_of,
-    pick_engines,
-    prepare,
-    replica_hardware,
-    rule_of,
-)
+from prefixsim.pipeline.prepare import Library, Prepared, pick_engines, prepare, replica_hardware
 from prefixsim.pipeline.save_cache import check_one_prefix, check_saving, write_cache
 from prefixsim.pipeline.simulate import simulate
 from prefixsim.pipeline.size import check_size
 from prefixsim.pipeline.summarise import provenance, summarise
 from prefixsim.records import I64, RunRecord
 from prefixsim.scenario.identity import resolved_yaml, run_identity
-from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.models import Scenario, granularity_of, rule_of
 from prefixsim.scenario.warm import SavedCache
 from prefixsim.workload.table import Workload
 
@@ -78,7 +70,7 @@ def run_scenario(
     with compile_seconds() as compiled:
         if write:
             check_target(out or Path("runs") / scenario.name, replaced=out is not None)
-        chosen = pick_engines(scenario, list(engines or []))
+        chosen = pick_engines(scenario, engines)
         hardware = replica_hardware(scenario)
         if save_cache is not None or isinstance(scenario.prime, SavedCache):
             check_one_prefix(chosen, hardware)

@@ -12,9 +12,9 @@ from prefixsim.engines.resident import latest_of_each, resident_tokens
 from prefixsim.errors import InputError, NotModelledError, OutputError
 from prefixsim.hardware.load import Hardware
 from prefixsim.paths import whole_file
-from prefixsim.pipeline.prepare import Prepared, granularity_of, has_window_groups, rule_of
+from prefixsim.pipeline.prepare import Prepared, has_window_groups
 from prefixsim.records import I64, REQ_FINISH_NS, REQ_REPLICA
-from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.models import Scenario, granularity_of, rule_of
 from prefixsim.workload.intern import ChainIndex
 from prefixsim.workload.saved import content_key, saved_lines
 

@@ -18,10 +18,10 @@ from prefixsim.fleet.routers.base import Router, RouterContext, make_router
 from prefixsim.hardware.load import Hardware
 from prefixsim.hardware.steptime import StepCosts
 from prefixsim.pipeline import warm_start
-from prefixsim.pipeline.prepare import Prepared, arrivals_ns, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Prepared, arrivals_ns
 from prefixsim.pipeline.warm_start import Marked, Pinned
 from prefixsim.records import I64, RunRecord, new_request_rows
-from prefixsim.scenario.models import Scenario, family
+from prefixsim.scenario.models import Scenario, family, granularity_of, rule_of
 from prefixsim.workload.table import Workload
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefixsim.machine import free_bytes, gib, require
-from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Prepared
 from prefixsim.report.progress import duration
-from prefixsim.scenario.models import Scenario
+from prefixsim.scenario.models import Scenario, granularity_of, rule_of
 
 ROW_BYTES, REQUEST_S = 300, 8e-6
 """An engine's rows of results, ledger and queue for a request, and its time: measured (docs/scale.md)."""

@@ -20,10 +20,10 @@ from prefixsim.analysis.summary import engine_summary, without_hits
 from prefixsim.hardware.load import Hardware
 from prefixsim.jit import kernel_hash
 from prefixsim.pipeline import warm_start
-from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Prepared
 from prefixsim.pipeline.warm_start import Counted
 from prefixsim.records import I64, REQ_REPLICA, RunRecord
-from prefixsim.scenario.models import SCHEMA_VERSION, Scenario
+from prefixsim.scenario.models import SCHEMA_VERSION, Scenario, granularity_of, rule_of
 from prefixsim.workload.table import Workload
 
 PRESENT_MAX_PER_REPLICA = 64
@@ -42,7 +42,6 @@ def summarise(
 ) -> tuple[dict[str, Any], list[I64 | None]]:
     """(summary without timing and provenance, ledgers) of whole records, or of those requests that count. The ledger's
     invariant is checked on the way."""
-
     w = prepared.workload
     picked = slice(None) if counted is None else counted.picked
     shown = w if counted is None else counted.workload
@@ -98,10 +97,10 @@ def summarise(
         "notes": [],
     }
     if w.source.content_known:
-        ceilings = prepared.ceilings(rule_of(chosen[0]))
-        wanted = sorted({*ceilings.granularities, *(granularity_of(o) for o in chosen), w.source.block_tokens})
+        found = prepared.ceilings(rule_of(chosen[0]))
+        wanted = sorted({*found.granularities, *(granularity_of(o) for o in chosen), w.source.block_tokens})
         for g in wanted:
-            hit, prompt = int(ceilings.hit_tokens(g)[picked].sum()), int(shown.prompt_tokens.sum())
+            hit, prompt = int(found.hit_tokens(g)[picked].sum()), int(shown.prompt_tokens.sum())
             key = "token" if g == 1 else str(g)
             summary["ceiling"][key], summary["ceiling_tokens"][key] = hit / prompt, hit
             if g == w.source.block_tokens > 1:
@@ -145,7 +144,6 @@ def _replica_ceilings(
     part: dict[str, Any], record: RunRecord, prepared: Prepared, rule: Any, granularity: int, picked: Any
 ) -> None:
     """The ceiling of each replica: an infinite cache that sees only what the router sent there."""
-
     if not 1 < len(record.replicas) <= PRESENT_MAX_PER_REPLICA:
         return
     order, of = lookup_order(prepared.workload), record.requests[:, REQ_REPLICA]
@@ -206,7 +204,6 @@ def _hardware_part(hardware: Sequence[Hardware | None]) -> dict[str, Any] | None
 
 def provenance(events: dict[str, int]) -> dict[str, Any]:
     """Versions, date, and SimPy events of each engine's run: what may differ between two equal runs."""
-
     return {
         "prefixsim": __version__,
         "python": platform.python_version(),

@@ -251,14 +251,18 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def value_of(summary: Mapping[str, Any], name: str) -> float | None:
-    """A number of a summary by its dotted name, engines without their prefix."""
+    """A number of a summary by its dotted name, engines without their prefix; true is 1."""
+    value = named(summary, name)
+    return None if value is None else float(value)
+
+
+def named(summary: Mapping[str, Any], name: str) -> float | bool | None:
+    """As `value_of`, with true and false as they stand."""
     for root in (summary.get("engines", {}), summary):
         node: Any = root
         for part in name.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
-        if isinstance(node, bool):
-            return float(node)
-        value = number({"": node}, "")
+        value = node if isinstance(node, bool) else number({"": node}, "")
         if value is not None:
-            return float(value)
+            return value
     return None

@@ -31,6 +31,16 @@ def family(engine: Any) -> str:
     return str(kind).partition("@")[0]
 
 
+def rule_of(engine: Any) -> Literal["vllm", "sglang"]:
+    """Whose namespaces count for an engine's options (`workload.intern.NamespaceRule`)."""
+    return "sglang" if family(engine) == "sglang" else "vllm"
+
+
+def granularity_of(engine: Any) -> int:
+    """Tokens in a block or page of an engine's options."""
+    return int(engine.page_size if family(engine) == "sglang" else engine.block_size)
+
+
 EngineOptions = Annotated[
     Annotated[VllmOptions, Tag("vllm")] | Annotated[SglangOptions, Tag("sglang")],
     Discriminator(

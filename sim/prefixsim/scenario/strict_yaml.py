@@ -9,6 +9,8 @@ import contextlib
 import math
 import re
 from collections.abc import Callable
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,13 +186,25 @@ def scalar(node: yaml.Node) -> Any:
 
 def read(path: Path, error: type[InputError] = ScenarioError) -> Document:
     """Reads and parses a file. Raises `error` when it is missing, unreadable, not UTF-8 or not acceptable YAML."""
+    document = _parsed(read_text(path, error), str(path), error)  # type: ignore[arg-type]  # a class can be hashed
+    return Document(deepcopy(document.data), document.marks, document.key_marks, document.file)
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str, file: str, error: type[InputError]) -> Document:
+    """The last few documents, so that a study parses its base once. Callers change `data`: they get a copy."""
+    return parse(text, file, error)
+
+
+def read_text(path: Path, error: type[InputError] = ScenarioError) -> str:
+    """A file's text. Raises `error` when it is missing, unreadable or not UTF-8."""
     try:
         with open_regular(path) as f:
             raw = f.read(MAX_BYTES + 1)
     except OSError as exc:
         raise error(Problem(f"cannot be read: {exc.strerror or exc}", file=str(path))) from None
     try:
-        return parse(raw.decode("utf-8-sig"), str(path), error)
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise error(Problem(f"not UTF-8 text (byte {exc.start})", file=str(path))) from None
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from prefixsim.errors import InputError, PrefixsimError, nearest
 from prefixsim.report.checks import CheckResult, FileResult
+from prefixsim.report.facts import named
 from prefixsim.scenario import strict_yaml
 from prefixsim.scenario.expect import Baseline, BaselineScenario
 from prefixsim.scenario.load import find_scenario, load_scenario, variants
-from prefixsim.scenario.models import Expect, Scenario
+from prefixsim.scenario.models import Expect, Scenario, rule_of
 from prefixsim.scenario.strict_yaml import Path_
 from prefixsim.study import metrics
 from prefixsim.study.baseline import compare, default_metrics, make_entry, number, reasons, spelt, with_interval
@@ -46,7 +47,7 @@ class Done:
 def run_job(job: Job) -> Done:
     """Runs one job, in whatever process."""
     from prefixsim.analysis.divergence import divergence_points
-    from prefixsim.pipeline.prepare import Library, rule_of
+    from prefixsim.pipeline.prepare import Library
     from prefixsim.pipeline.run import run_scenario
 
     started = time.perf_counter()
@@ -133,12 +134,8 @@ def check(
 def all_metrics(file: str, overrides: Mapping[str, Any]) -> dict[str, float | bool]:
     """Every metric that `expect:` may name, with its value in one run. Raises PrefixsimError."""
     summary = run_job(Job(file, 0, dict(overrides), load_scenario(file, overrides).seed, points=False)).summary
-    found = {name: metrics.lookup(summary, name) for name in metrics.names(summary)}
-    return {
-        name: bool(value) if metrics.is_boolean(summary, name) else value
-        for name, value in found.items()
-        if value is not None
-    }
+    found = {name: named(summary, name) for name in metrics.names(summary)}
+    return {k: v if isinstance(v, bool) else float(v) for k, v in found.items() if v is not None}
 
 
 def seeds_of(scenario: Scenario, entry: BaselineScenario | None, repeats: int | None) -> int:

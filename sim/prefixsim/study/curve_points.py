@@ -7,8 +7,8 @@ from typing import Any
 
 from prefixsim.analysis.inputs import Input
 from prefixsim.errors import InputError
-from prefixsim.pipeline.prepare import Prepared, granularity_of, rule_of
-from prefixsim.scenario.models import family
+from prefixsim.pipeline.prepare import Prepared
+from prefixsim.scenario.models import family, granularity_of, rule_of
 from prefixsim.study.explain import Say, ideal, rerun
 
 

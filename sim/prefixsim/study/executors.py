@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from prefixsim.errors import MissingExtraError, PrefixsimError
+from prefixsim.study.forking import ForkOrSpawn, can_fork
 
 Task = Callable[[Any], Any]
 
@@ -25,13 +25,18 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs one task over many jobs; outcomes come as they finish."""
+    """Runs one task over many jobs; outcomes come as they finish. forks: workers begin with what this process has in memory."""
+
+    @property
+    def forks(self) -> bool: ...
 
     def map(self, task: Task, jobs: Sequence[Any]) -> Iterator[Outcome]: ...
 
 
 class SerialExecutor:
     """In this process, one after another."""
+
+    forks = False
 
     def map(self, task: Task, jobs: Sequence[Any]) -> Iterator[Outcome]:
         """Yields an outcome a job, in order."""
@@ -46,14 +51,19 @@ class ProcessExecutor:
         self.workers = workers
         self.tries = tries
 
+    @property
+    def forks(self) -> bool:
+        """Told before each use: threads may have been started since."""
+        return can_fork()
+
     def map(self, task: Task, jobs: Sequence[Any]) -> Iterator[Outcome]:
         """Yields outcomes as they finish."""
         from concurrent.futures import FIRST_COMPLETED, wait
 
         from pebble import ProcessExpired, ProcessPool
 
-        context = multiprocessing.get_context("spawn")
-        with ProcessPool(max_workers=self.workers, context=context, initializer=_quiet_worker) as pool:
+        most = max(1, min(self.workers, len(jobs)))
+        with ProcessPool(max_workers=most, context=ForkOrSpawn(), initializer=_quiet_worker) as pool:
             attempts = dict.fromkeys(range(len(jobs)), 1)
             # Ctrl-C is for this process alone, which stops the workers: they inherit the mask, also while they start.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -83,6 +93,8 @@ class ProcessExecutor:
 
 class DaskExecutor:
     """An existing Dask cluster (extra `[dask]`): `scheduler` is its address, e.g. tcp://127.0.0.1:8786."""
+
+    forks = False
 
     def __init__(self, scheduler: str, timeout_s: float = 15.0) -> None:
         try:

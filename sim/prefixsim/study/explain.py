@@ -18,10 +18,10 @@ from prefixsim.analysis.inputs import Input
 from prefixsim.analysis.ledger import admitted, ledger_by, ledger_totals
 from prefixsim.analysis.memory import cache_memory
 from prefixsim.analysis.segments import Segments
-from prefixsim.pipeline.prepare import Library, Prepared, granularity_of, rule_of
+from prefixsim.pipeline.prepare import Library, Prepared
 from prefixsim.pipeline.run import Run, run_scenario
 from prefixsim.records import LEDGER_PARTS, REQ_ADMITTED_NS, REQ_REPLICA, RunRecord
-from prefixsim.scenario.models import Scenario, family
+from prefixsim.scenario.models import Scenario, family, granularity_of, rule_of
 from prefixsim.workload.table import I64, Workload
 
 MAX_LABELS = 1_000

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from prefixsim.report.facts import named
 from prefixsim.report.facts import value_of as lookup
 
 __all__ = ["is_boolean", "lookup", "mean_interval", "names"]
@@ -27,13 +28,7 @@ def names(summary: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def is_boolean(summary: Mapping[str, Any], name: str) -> bool:
     """Whether a metric is true or false."""
-    for root in (summary.get("engines", {}), summary):
-        node: Any = root
-        for part in name.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-        if node is not None:
-            return isinstance(node, bool)
-    return False
+    return isinstance(named(summary, name), bool)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from prefixsim.study.executors import Executor
 from prefixsim.study.grid import grid_size, points
 from prefixsim.study.load import Study
 from prefixsim.study.metrics import lookup, mean_interval
-from prefixsim.study.points import Job, make_job, names_nothing, run_job
+from prefixsim.study.points import Job, make_job, names_nothing, run_jobs
 from prefixsim.study.search import FleetSearch, RateSearch
 from prefixsim.study.store import PointStore
 from prefixsim.workload.load import load_workload
@@ -178,7 +178,7 @@ def _run(jobs: list[Job], executor: Executor, store: PointStore) -> list[dict[st
         if kept is not None:
             out[job.identity] = kept["summary"]
     todo = list({j.identity: j for j in jobs if j.identity not in out}.values())
-    for outcome in executor.map(run_job, todo) if todo else iter(()):
+    for outcome in run_jobs(executor, todo):
         identity = todo[outcome.index].identity
         if outcome.error is None:
             store.put(identity, outcome.value)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prefixsim.errors import PrefixsimError
 from prefixsim.paths import open_regular
 from prefixsim.scenario.identity import resolved
 from prefixsim.scenario.models import Scenario, family
-from prefixsim.scenario.strict_yaml import parse
+from prefixsim.scenario.strict_yaml import Document
+from prefixsim.study.executors import Executor, Outcome
 from prefixsim.study.store import canonical, point_id
 
 WITHOUT = ("timing_s", "provenance")
 """Parts of a summary that differ from run to run; a study's results leave them out."""
+
+
+_LOADED: set[tuple[object, ...]] = set()
+"""Kinds of runs whose kernels this process has loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,36 @@ def prepare_workload(job: Job) -> None:
     _library().get(_scenario(job))
 
 
+def run_jobs(executor: Executor, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    """Runs jobs on an executor; outcomes as they finish."""
+    if not jobs:
+        return iter(())
+    if executor.forks:
+        _load_for_workers(jobs[0])
+    return executor.map(run_job, jobs)
+
+
+def _load_for_workers(job: Job) -> None:
+    """Reads a job's workload and runs its first request, so that forked workers have workload and compiled kernels
+    in memory. What cannot be done is left to the workers, who say why."""
+    from prefixsim.pipeline.prepare import Library, Prepared
+    from prefixsim.pipeline.run import run_scenario
+    from prefixsim.workload.edit import take
+
+    class First(Library):
+        def get(self, scenario: Scenario) -> Prepared:
+            return Prepared(take(whole.main, np.zeros(1, dtype=np.int64)))
+
+    with contextlib.suppress(Exception):
+        scenario = _scenario(job)
+        kinds = (*(e.kind for e in scenario.engines), scenario.router.kind, scenario.n_replicas > 1)
+        if kinds in _LOADED:
+            return
+        _LOADED.add(kinds)
+        whole = _library().get(scenario)
+        run_scenario(scenario.model_copy(update={"prime": None, "warm_up": None}), library=First())
+
+
 def run_job(job: Job) -> dict[str, Any]:
     """Runs a job and returns its summary, without what differs from run to run."""
     from prefixsim.pipeline.run import run_scenario
@@ -132,4 +170,4 @@ def _plain(value: Any) -> Any:
 def _scenario(job: Job) -> Scenario:
     from prefixsim.scenario.load import scenario_from
 
-    return scenario_from(parse(job.scenario, "point"), Path(job.base_dir))
+    return scenario_from(Document(json.loads(job.scenario), {}, {}, "point"), Path(job.base_dir))

@@ -12,7 +12,7 @@ from prefixsim.scenario.study import StudySpec
 from prefixsim.study import grid
 from prefixsim.study.executors import Executor
 from prefixsim.study.load import Study
-from prefixsim.study.points import Job, make_job, names_nothing, prepare_workload, run_job
+from prefixsim.study.points import Job, make_job, names_nothing, prepare_workload, run_jobs
 from prefixsim.study.store import PointStore
 
 Progress = Callable[[int, int], None]
@@ -102,7 +102,7 @@ def run_sweep(
     for row in rows:
         by_id.setdefault(row.point_id, []).append(row)
     todo = list(jobs.values())
-    for outcome in executor.map(run_job, todo) if todo else iter(()):
+    for outcome in run_jobs(executor, todo):
         identity = todo[outcome.index].identity
         if outcome.error is None:
             store.put(identity, outcome.value)

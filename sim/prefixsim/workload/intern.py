@@ -86,16 +86,17 @@ class ChainIndex:
 def namespaces(workload: Workload, rule: NamespaceRule) -> I32:
     """Dense namespace number of each request, int32 (n,). vllm: (cache_salt, LoRA); sglang: (extra_key + LoRA name as one
     string, cache_salt), as the engine concatenates them; none: all 0."""
-    if rule == "none":
+    names = (workload.lora, workload.salt, workload.extra_key)
+    if rule == "none" or not any(column.any() for column in names):  # nearly always: no need to sort them
         return np.zeros(workload.n, dtype=np.int32)
     if rule == "vllm":
         first, second = workload.lora.astype(np.int64), workload.salt
     else:
         pairs = np.stack([workload.extra_key, workload.lora])
         distinct, inverse = np.unique(pairs, axis=1, return_inverse=True)
-        names: dict[str, int] = {"": 0}
+        known: dict[str, int] = {"": 0}
         code = np.array(
-            [names.setdefault(workload.extra_key_names[e] + workload.lora_names[a], len(names)) for e, a in distinct.T],
+            [known.setdefault(workload.extra_key_names[e] + workload.lora_names[a], len(known)) for e, a in distinct.T],
             dtype=np.int64,
         )
         first, second = code[inverse.reshape(-1)], workload.salt

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prefixsim.engines.gaps import join_gaps
 from prefixsim.engines.sglang.state import (
     LINK_SCALARS,
     N_DEVICE,
@@ -124,11 +125,7 @@ class Arenas:
 
     def summed_gaps(self) -> I64:
         """Pairs (gap, how often), each gap once, ascending."""
-        pairs = self.gaps[: self.scalars[S_GAPS]]
-        values, inverse = np.unique(pairs[:, 0], return_inverse=True)
-        counts = np.zeros(values.shape[0], dtype=np.int64)
-        np.add.at(counts, inverse, pairs[:, 1])
-        return np.stack([values, counts], axis=1)
+        return join_gaps(self.gaps[: self.scalars[S_GAPS]])
 
     def grow_commits(self, at_least: int) -> None:
         """More growths of marks to remember."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixsim.engines.contract import Engine, EngineInputs, Progress
+from prefixsim.engines.gaps import join_gaps
 from prefixsim.engines.tiers.arrays import TierArrays
 from prefixsim.engines.tiers.layout import T_ENDED
 from prefixsim.engines.tiers.pool_kernels import find_run
@@ -352,16 +353,6 @@ def _useful_blocks(s: Settings, w: Workload) -> int:
         return s.num_gpu_blocks
     tokens = np.minimum(w.prompt_tokens + w.output_tokens, s.max_model_len)
     return min(s.num_gpu_blocks, 2 + int((tokens // s.block_size).sum()) + 2 * w.n)
-
-
-def join_gaps(gaps: I64) -> I64:
-    """Pairs (gap ns, count) with equal gaps joined, ascending."""
-    if not gaps.shape[0]:
-        return gaps.copy()
-    order = np.argsort(gaps[:, 0])  # equal ones are summed: their order does not matter
-    values = gaps[order, 0]
-    first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-    return np.stack((values[first], np.add.reduceat(gaps[order, 1], first)), axis=1)
 
 
 def _grown(array: I64, rows: int) -> I64:

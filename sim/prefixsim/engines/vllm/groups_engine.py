@@ -137,18 +137,13 @@ class GroupsEngine:
         return bool(self.flight or self.scheduler.running or self.scheduler.waiting)
 
     def _arrivals(self) -> None:
-        w, c, queue = self.inputs.workload, self.inputs.chains, self.queue
+        w, queue = self.inputs.workload, self.queue
         while self.following < self.state[st.I_SUBMITTED] and queue[self.following, st.Q_READY_NS] <= self.now:
             r = int(queue[self.following, st.Q_REQ])
-            first, last = int(c.run_offset[r]), int(c.run_offset[r + 1])
-            ends = [0, *c.run_end[first:last].tolist()]
-            chain: list[int] = []
-            for start, a, b in zip(c.run_start[first:last].tolist(), ends, ends[1:], strict=False):
-                chain += range(start, start + b - a)
             prompt, most, output = int(w.prompt_tokens[r]), int(w.max_tokens[r]), int(w.output_tokens[r])
             limit = max(most, output + 1) if w.max_tokens_assumed and w.stop[r] else most
             job = TimedJob(
-                request=GroupRequest(self.following, prompt, prompt, chain),
+                request=GroupRequest(self.following, prompt, prompt, self._chain(r)),
                 order=self.following,
                 priority=int(w.priority[r]),
                 outputs=min(output, most),
@@ -158,6 +153,15 @@ class GroupsEngine:
             self.scheduler.requests[job.order] = r
             self.scheduler.add(job)
             self.following += 1
+
+    def _chain(self, request: int) -> list[int]:
+        """Chain ids of its full blocks."""
+        c = self.inputs.chains
+        first, last = c.run_offset[request : request + 2]
+        length = np.diff(c.run_end[first:last], prepend=0)
+        begin = c.run_start[first:last] - np.cumsum(length) + length
+        chain: list[int] = (np.arange(length.sum()) + np.repeat(begin, length)).tolist()
+        return chain
 
     def _close(self, batch: Batch) -> TimedBatch:
         """Adds up the batch and its duration."""
@@ -246,11 +250,8 @@ class GroupsEngine:
 
     def match_tokens(self, request: int, host: bool = False) -> int:
         """Prompt tokens that a lookup of `request` would hit now; changes nothing. There is no host tier."""
-        c, prompt = self.inputs.chains, int(self.inputs.workload.prompt_tokens[request])
-        first, last = int(c.run_offset[request]), int(c.run_offset[request + 1])
-        length = np.diff(c.run_end[first:last], prepend=0)
-        chain = np.arange(int(length.sum())) + np.repeat(c.run_start[first:last] - np.cumsum(length) + length, length)
-        return self.scheduler.cache.lookup(GroupRequest(-1, prompt, prompt, chain.tolist())).tokens
+        prompt = int(self.inputs.workload.prompt_tokens[request])
+        return self.scheduler.cache.lookup(GroupRequest(-1, prompt, prompt, self._chain(request))).tokens
 
     def record(self) -> EngineRecord:
         """What this replica leaves behind."""
