@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -202,13 +203,18 @@ def _hardware_part(hardware: Sequence[Hardware | None]) -> dict[str, Any] | None
     return part
 
 
+@cache
+def _libraries() -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in ("numpy", "numba", "simpy", "pydantic"))
+
+
 def provenance(events: dict[str, int]) -> dict[str, Any]:
     """Versions, date, and SimPy events of each engine's run: what may differ between two equal runs."""
     return {
         "prefixsim": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "libraries": {name: version(name) for name in ("numpy", "numba", "simpy", "pydantic")},
+        "libraries": dict(_libraries()),
         "kernels": kernel_hash(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "simpy_events": events,
