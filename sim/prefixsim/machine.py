@@ -49,9 +49,20 @@ def _of_the_machine() -> int | None:
 
 def _of_a_group(limit: str, used: str) -> int | None:
     try:
-        return int(Path(limit).read_text()) - int(Path(used).read_text())
+        free = int(Path(limit).read_text()) - int(Path(used).read_text())
     except (OSError, ValueError):  # "max"
         return None
+    return free + _cached(Path(used).with_name("memory.stat"))
+
+
+def _cached(stat: Path) -> int:
+    """Bytes of files that a group has in memory: they count as used, and make room for whoever needs it."""
+    try:
+        found = {words[0]: int(words[1]) for words in map(str.split, stat.read_text().splitlines())}
+    except (OSError, ValueError, IndexError):
+        return 0
+    total = "total_" if "total_inactive_file" in found else ""  # cgroup v1: of those below too, as the limit
+    return found.get(f"{total}inactive_file", 0) + found.get(f"{total}active_file", 0)
 
 
 def _of_the_process() -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
 )
 def test_hostile_sizes_are_refused_at_once(scenario, monkeypatch, key, said):
     free(monkeypatch, 20 << 30)
-    begun = time.monotonic()
-    assert said in for_people(prefixsim("run", scenario, "--set", key, "--out", scenario.parent / "o"))
-    assert time.monotonic() - begun < 20
+    assert said in for_people(prefixsim("run", scenario, "--set", key, "--out", scenario.parent / "o", seconds=20))
     assert not (scenario.parent / "o").exists()
 
 
@@ -87,6 +84,12 @@ def test_free_memory_is_the_least_of_what_bounds_it(tmp_path, monkeypatch):
     (tmp_path / "max").write_text(f"{5 << 20}\n")
     (tmp_path / "used").write_text(f"{2 << 20}\n")
     monkeypatch.setattr(machine, "_CGROUPS", ((str(tmp_path / "max"), str(tmp_path / "used")),))
+    assert machine.free_bytes() == 3 << 20
+    (tmp_path / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 19}\nactive_file {1 << 19}\n")
+    assert machine.free_bytes() == 4 << 20  # a container that has read files is not full
+    (tmp_path / "memory.stat").write_text(f"inactive_file 9\ntotal_inactive_file {1 << 21}\ntotal_active_file 0\n")
+    assert machine.free_bytes() == 5 << 20
+    (tmp_path / "memory.stat").write_text("inactive_file\n")
     assert machine.free_bytes() == 3 << 20
     (tmp_path / "max").write_text("max\n")
     assert machine.free_bytes() > 3 << 20
