@@ -9,21 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from prefixsim.records import REQUEST_COLUMNS, STATUS_FINISHED, TIMELINE_COLUMNS
+from prefixsim.records import LEDGER_PARTS, REQUEST_COLUMNS, STATUS_FINISHED, TIMELINE_COLUMNS
 
-PARTS = (
-    "new",
-    "namespace",
-    "last_token",
-    "granularity",
-    "engine_rule",
-    "in_flight",
-    "routing",
-    "evicted",
-    "bypass",
-    "hit_device",
-    "hit_host",
-)
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -37,7 +24,7 @@ def engine_run(name: str, n: int, seed: int, block: int, *, replicas: int = 1) -
     load = np.random.default_rng(0)  # the same requests for every engine
     arrival = np.sort(load.uniform(0, n / 8, n))
     prompt = load.integers(200, 6000, n)
-    ledger = np.zeros((n, len(PARTS)), dtype=np.int64)
+    ledger = np.zeros((n, len(LEDGER_PARTS)), dtype=np.int64)
     ledger[:, 0] = (prompt * rng.uniform(0.2, 0.5, n)).astype(int)
     ledger[:, 2] = rng.integers(0, 2, n)
     ledger[:, 3] = rng.integers(0, block, n)
@@ -73,7 +60,7 @@ def engine_run(name: str, n: int, seed: int, block: int, *, replicas: int = 1) -
             "chunks": 1,
             "output_tokens": int(output[i]),
         }
-        row |= {part: int(ledger[i, j]) for j, part in enumerate(PARTS)}
+        row |= {part: int(ledger[i, j]) for j, part in enumerate(LEDGER_PARTS)}
         requests.append(row)
     timeline = []
     for r in range(replicas):
@@ -119,7 +106,7 @@ def engine_run(name: str, n: int, seed: int, block: int, *, replicas: int = 1) -
         "kv_usage_peak": 0.41,
         "evicted_tokens": int(ledger[:, 7].sum()),
         "preemptions": 0,
-        "ledger": {part: int(v) for part, v in zip(PARTS, ledger.sum(axis=0), strict=True)},
+        "ledger": {part: int(v) for part, v in zip(LEDGER_PARTS, ledger.sum(axis=0), strict=True)},
         "counters": {f"{prefix}:prompt_tokens_total": total}
         | (
             {"vllm:prefix_cache_queries": total, "vllm:prefix_cache_hits": hit}

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folders import HOSTILE, PARTS, write_run
+from run_folders import HOSTILE, write_run
 
 from prefixsim.errors import InputError, OutputError, PrefixsimError
+from prefixsim.records import LEDGER_PARTS
 from prefixsim.report.collect import collect
 from prefixsim.report.folder import open_run
 from prefixsim.report.html import SIZE_LIMIT, write_report
@@ -89,7 +90,7 @@ def test_answer_comes_first_and_every_part_is_there(run_folder: Path) -> None:
     for hit in summary["ceiling_tokens"].values():
         assert f"{hit:,}" in text[text.index("Ceilings:") :]
     for engine in summary["engines"].values():
-        for part in PARTS:
+        for part in LEDGER_PARTS:
             if engine["ledger"][part]:
                 assert f"{engine['ledger'][part]:,}" in text
 

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from prefixsim.report import facts
 from prefixsim.report.answer import answer
+from prefixsim.wrap import WIDTH
 
 if TYPE_CHECKING:
     from prefixsim.report.compare_metrics import Comparison
 
-WIDTH = 80
 PER_TABLE = 4
 """Engines in one table; more of them get another table below."""
 LABEL_WIDTH = 19
