@@ -77,3 +77,16 @@ def test_a_working_folder_that_cannot_be_written_is_said_before_any_work(place):
     assert done.code == 2
     assert "runs" in done.err
     assert "reading the workload" not in done.err
+
+
+@pytest.mark.parametrize("out", [".", "..", "../inside", "../../o"])
+def test_the_folder_one_is_in_is_not_replaced(place, monkeypatch, out):
+    """It would be another one of the same name: the shell goes on in a folder that is gone."""
+    inside = place / "o" / "inside"
+    inside.mkdir(parents=True)
+    (place / "o" / "summary.json").write_text("{}")  # as in a run folder
+    monkeypatch.chdir(inside)
+    done = prefixsim("run", place / "s.yaml", "--out", out)
+    assert done.code == 2
+    assert f"{out}: is the folder you are in, or above it" in done.err
+    assert "reading" not in done.err

@@ -20,9 +20,13 @@ def _why(exc: OSError) -> str:
 
 def check_target(folder: Path, *, replaced: bool = True) -> None:
     """Raises OutputError, before any work is done, where a run folder could not be written or (replaced) would replace other
-    data."""
+    data, or the folder that the user works in: a shell would go on in the one that is gone."""
     try:
         if replaced and folder.exists():
+            if Path.cwd().is_relative_to(folder.resolve()):
+                raise OutputError(
+                    f"{folder}: is the folder you are in, or above it, and would be replaced: name another"
+                )
             if not folder.is_dir():
                 raise OutputError(f"{folder}: is a file, not a folder for results")
             if not (folder / MARK).exists() and any(folder.iterdir()):
