@@ -154,9 +154,9 @@ def test_formats_are_told_apart_and_described(tmp_path, kind):
     assert bool((np.diff(w.arrival_ns) >= 0).all())
     assert bool((w.after < np.arange(w.n)).all())
     trie = build_trie(w, "vllm") if w.source.content_known else None
-    text = describe_text(describe(w, trie))
+    text = " ".join(describe_text(describe(w, trie)).split())  # its lines are wrapped
     assert kind in text
-    assert all(d.evidence in text for d in w.source.decisions)
+    assert [d.evidence for d in w.source.decisions if d.evidence not in text] == []
     compressed = tmp_path / (path.name + ".gz")
     compressed.write_bytes(gzip.compress(path.read_bytes()))
     again = load(compressed)

@@ -23,7 +23,6 @@ ROWS_AT_ONCE = 1 << 15
 
 _NUM, _STR, _INTS, _BOOL, _OTHER = range(5)  # as in scan_kernels
 _ABSENT, _NULL = -1, -2
-_SHOWN = ("a number", "text", "a list of whole numbers", "true or false", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,6 @@ class Request(msgspec.Struct, rename={"input": "in", "output": "out"}):
     requests: list[Any] = []
     tool_tokens: int = 0
     system_tokens: int = 0
-    duration_ms: float | None = None
 
 
 class Conversation(msgspec.Struct):
