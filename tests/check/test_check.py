@@ -396,3 +396,17 @@ def test_a_variant_is_tested_where_it_has_expectations_of_its_own(command):
     assert (failed["found"], failed["line"]) == ("0", 24)
     Path("s.yaml").write_text((SMALL % ("", 0.5) + variants).replace("block_size: 256", "blok_size: 256"))
     assert command("s.yaml")[0] == 2
+
+
+def test_two_scenarios_of_one_name_do_not_share_a_baseline_entry(command):
+    other = "  - {name: two, set: {workload.requests: 5}, expect: [{metric: vllm.hit_rate, at_least: 0}]}\n"
+    Path("a.yaml").write_text(SMALL % ("", 0.5) + "also:\n" + other)
+    Path("b.yaml").write_text((SMALL % ("", 0.5)).replace("name: small", "name: small-two"))
+    assert command("a.yaml", "b.yaml")[0] == 0
+    assert command("a.yaml", "a.yaml", "--baseline", "b.json", "--update-baseline")[0] == 0
+    before = Path("b.json").read_text()
+    code, out = command("a.yaml", "b.yaml", "--baseline", "b.json", "--update-baseline")
+    assert code == 2
+    assert "b.yaml: a.yaml has a scenario 'small-two' too" in out
+    assert Path("b.json").read_text() == before
+    assert command("a.yaml", "b.yaml", "--baseline", "b.json")[0] == 0  # to compare two with one entry is fine

@@ -78,6 +78,7 @@ def check(
         results, entries = run_checks(
             scenarios,
             baseline=None if update_baseline else known,
+            by_name=update_baseline,
             overrides=dict(parse_override(o) for o in set_),
             repeats=repeats,
             workers=workers,

@@ -21,6 +21,8 @@ from prefixsim.study.baseline import compare, default_metrics, make_entry, numbe
 from prefixsim.study.executors import ProcessExecutor, SerialExecutor, default_workers
 
 Say = Callable[[str], None]
+Unit = tuple[str, int, Scenario | PrefixsimError, tuple[str, ...]]
+"""File, variant, scenario, notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,24 @@ def run_job(job: Job) -> Done:
     return Done(run.summary, points, time.perf_counter() - started)
 
 
+def _of_one_name(units: list[Unit]) -> list[Unit]:
+    """The same, with an error for each that has the name of an earlier one from elsewhere."""
+    first: dict[str, tuple[str, int]] = {}
+    out = []
+    for file, variant, s, notes in units:
+        if isinstance(s, Scenario) and first.setdefault(s.name, (file, variant)) != (file, variant):
+            s = InputError(
+                f"{file}: {first[s.name][0]} has a scenario '{s.name}' too, and a baseline keeps one entry for a name"
+            )
+        out.append((file, variant, s, notes))
+    return out
+
+
 def check(
     files: Sequence[str],
     *,
     baseline: Baseline | None = None,
+    by_name: bool = False,
     overrides: Mapping[str, Any] | None = None,
     repeats: int | None = None,
     workers: int | None = None,
@@ -75,11 +91,12 @@ def check(
     """Runs and compares. Returns a result for each file, and each of its variants that has an `expect:`, in order; and a new
     baseline entry for each scenario that ran.
 
-    baseline: None: only `expect:` is tested. repeats: seeds each (default: the most any `expect:` entry asks for, or what the
+    baseline: None: only `expect:` is tested. by_name: the entries are to be written, and told apart by name:
+    two scenarios of one name are a fault of the later one. repeats: seeds each (default: the most any `expect:` entry asks for, or what the
     baseline was made with). Faults of a file are in its result (`error`), not raised.
     """
     tell = say or (lambda _: None)
-    units: list[tuple[str, int, Scenario | PrefixsimError, tuple[str, ...]]] = []  # file, variant, scenario, notes
+    units: list[Unit] = []
     for file in files:
         try:
             scenario, *others = variants(file, overrides)
@@ -90,6 +107,8 @@ def check(
         note = f"not run, as they have no `expect:` of their own: {', '.join(left)} (under `also:`)"
         units.append((file, 0, scenario, (note,) if left else ()))
         units += [(file, i, other, ()) for i, other in enumerate(others, 1) if other.expect]
+    if by_name:
+        units = _of_one_name(units)
     jobs: list[Job] = []
     owner: list[int] = []
     for i, (file, variant, s, _) in enumerate(units):
