@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -305,6 +305,9 @@ def sweep(
     """
     if isinstance(source, Scenario):
         raise InputError("sweep: a finished Scenario is not changed; give the file, name or mapping it was made from")
+    for key, values in axes.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            raise InputError(f"sweep: {key}: found {values!r:.80}, expected a list of values")
     library, points = Library(keep=2), []
     for values in itertools.product(*axes.values()):
         chosen = _plain(dict(zip(axes, values, strict=True)))
