@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefixsim.analysis.segments import Segments, build_segments, inserted_tokens, shared_with_others
-from prefixsim.workload.intern import NamespaceRule, Trie, build_trie
+from prefixsim.workload.intern import NamespaceRule, build_trie
 from prefixsim.workload.table import Workload
 
 
@@ -21,11 +21,11 @@ class SharedLengths:
 
 
 def shared_lengths(
-    workload: Workload, rule: NamespaceRule = "vllm", *, trie: Trie | None = None, segments: Segments | None = None
+    workload: Workload, rule: NamespaceRule = "vllm", *, segments: Segments | None = None
 ) -> SharedLengths:
     """Longest prompt and longest shared prefix. Content must be known."""
     if segments is None:
-        segments = build_segments(trie if trie is not None else build_trie(workload, rule))
+        segments = build_segments(build_trie(workload, rule))
     prompt = workload.prompt_tokens
     shared = shared_with_others(segments, prompt, inserted_tokens(workload), np.arange(workload.n))
     return SharedLengths(int(prompt.max(initial=0)), int(shared.max(initial=0)))
@@ -54,14 +54,13 @@ def certainties(
     granularities: dict[str, int],
     rule: NamespaceRule = "vllm",
     *,
-    trie: Trie | None = None,
     segments: Segments | None = None,
 ) -> list[str]:
     """Sentences for engines (name -> tokens of a block), and for a trace whose ids are coarser than a block."""
     source = workload.source
     if not source.content_known:
         return []
-    lengths = shared_lengths(workload, rule, trie=trie, segments=segments)
+    lengths = shared_lengths(workload, rule, segments=segments)
     out = [s for name, g in granularities.items() for s in certain(lengths, g, name)]
     if source.block_tokens > 1 and any(g < source.block_tokens for g in granularities.values()):
         out.append(

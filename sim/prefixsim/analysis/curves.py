@@ -18,7 +18,7 @@ import numpy as np
 from prefixsim.analysis import curve_kernels as kernels
 from prefixsim.analysis.ceilings import require_content
 from prefixsim.analysis.segments import Segments, build_segments, inserted_tokens, lookup_order
-from prefixsim.workload.intern import NamespaceRule, Trie, build_trie
+from prefixsim.workload.intern import NamespaceRule, build_trie
 from prefixsim.workload.table import I64, Workload
 
 Policy = Literal["lru", "optimal"]
@@ -111,7 +111,6 @@ def curves(
     reuse_outputs: bool = True,
     rule: NamespaceRule = "vllm",
     optimal_capacities: Sequence[int] | None = None,
-    trie: Trie | None = None,
     segments: Segments | None = None,
     order: I64 | None = None,
 ) -> list[Curve]:
@@ -120,7 +119,7 @@ def curves(
     arrival order; beside a run its own order of admissions). Raises NotModelledError for lengths-only traces."""
     require_content(workload, "a curve")
     if segments is None:
-        segments = build_segments(trie if trie is not None else build_trie(workload, rule))
+        segments = build_segments(build_trie(workload, rule))
     if order is None:
         order = lookup_order(workload)
     inserted = inserted_tokens(workload, reuse_outputs)

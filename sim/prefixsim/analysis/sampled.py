@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from prefixsim.analysis.ceilings import ceilings, require_content
 from prefixsim.analysis.curve_kernels import sampled_positions
-from prefixsim.analysis.segments import Segments, inserted_tokens, lookup_order
+from prefixsim.analysis.segments import build_segments, inserted_tokens, lookup_order
 from prefixsim.workload.intern import ChainIndex, NamespaceRule, build_chains, build_trie
 from prefixsim.workload.table import I64, Workload
 
@@ -51,25 +51,22 @@ def sampled_curve(
     seed: int = 1,
     reuse_outputs: bool = True,
     rule: NamespaceRule = "vllm",
-    chains: ChainIndex | None = None,
-    order: I64 | None = None,
-    segments: Segments | None = None,
 ) -> SampledCurve:
     """Estimates the LRU curve at `capacities` (blocks) from a share `rate` (0 < rate <= 1) of the chain ids. Raises
     NotModelledError for lengths-only traces, ValueError for a rate outside (0, 1]."""
     if not 0 < rate <= 1:
         raise ValueError(f"a sampling rate is above 0 and at most 1, found {rate}")
     require_content(workload, "a curve")
-    if chains is None:
-        chains = build_chains(build_trie(workload, rule), granularity)
-    order = lookup_order(workload) if order is None else order
+    trie = build_trie(workload, rule)
+    chains, segments = build_chains(trie, granularity), build_segments(trie)
+    order = lookup_order(workload)
     asked = (workload.prompt_tokens // granularity)[order]
     stop = (inserted_tokens(workload, reuse_outputs) // granularity)[order]
     capacity = np.asarray(capacities, dtype=np.int64)
     ids = _sampled_ids(chains.n_chains, rate, seed)
     part = np.arange(ids.shape[0]) % PARTS  # ids were picked by hash, so position modulo PARTS is a random split
     rows = _sampled_rows(chains, order, asked, stop, ids)
-    found = ceilings(workload, (granularity,), reuse_outputs=reuse_outputs, rule=rule, segments=segments, order=order)
+    found = ceilings(workload, (granularity,), reuse_outputs=reuse_outputs, rule=rule, segments=segments)
     ceiling = int(found.hit_tokens(granularity)[order].sum())
     parts = [_evicted(rows, ids.shape[0], part == p, capacity, rate / PARTS) for p in range(PARTS)]
     evicted = _evicted(rows, ids.shape[0], np.ones(ids.shape[0], dtype=bool), capacity, rate)

@@ -19,6 +19,11 @@ Model = Callable[[F64], F64]
 """Parameters (P,) -> predictions (N,), all positive."""
 
 
+MAX_ITERATIONS = 100
+HELD_OUT = 0.25
+"""Share of the shapes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """params (P,); loss: mean robust loss; iterations done."""
@@ -61,13 +66,11 @@ def fit_log(
     start: Sequence[float],
     bounds: Sequence[tuple[float, float]],
     *,
-    weights: F64 | None = None,
     scale: float = 0.3,
-    max_iterations: int = 100,
 ) -> Fit:
     """Fits `model(params)` to `observed` (N,) on log ratios within bounds (P pairs, low < high; all parameters > low).
 
-    weights: (N,) non-negative, default one. Raises ValueError when no row is given or a start is out of bounds.
+    Raises ValueError when no row is given or a start is out of bounds.
     """
     if len(observed) == 0:
         raise ValueError("no rows to fit")
@@ -77,8 +80,7 @@ def fit_log(
     if np.any(x < low) or np.any(x > high):
         raise ValueError(f"start {x} is outside the bounds")
     span = high - low
-    w = np.ones_like(observed) if weights is None else weights
-    w = w / w.sum()
+    w = 1.0 / len(observed)
     log_observed = np.log(observed)
 
     def to_free(p: F64) -> F64:
@@ -97,7 +99,7 @@ def fit_log(
     z = to_free(x)
     r = residuals(z)
     loss, damping, done = loss_of(r), 1e-3, 0
-    while done < max_iterations:
+    while done < MAX_ITERATIONS:
         done += 1
         jac = np.empty((len(r), len(z)))
         for j in range(len(z)):
@@ -130,11 +132,11 @@ def fit_log(
     return Fit(to_params(z), loss, done)
 
 
-def held_out(keys: Sequence[str], share: float = 0.25) -> npt.NDArray[np.bool_]:
+def held_out(keys: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Which rows are held out, decided by a hash of each row's key: whole shapes go one way, the same in every run."""
     order = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
-    below = [k for k in order if hashlib.sha256(k.encode()).digest()[0] < share * 256]
-    if len(below) < share * len(order) / 2:  # few keys and bad luck: then the lowest hashes, at least one
-        below = order[: max(1, round(share * len(order)))]
+    below = [k for k in order if hashlib.sha256(k.encode()).digest()[0] < HELD_OUT * 256]
+    if len(below) < HELD_OUT * len(order) / 2:  # few keys and bad luck: then the lowest hashes, at least one
+        below = order[: max(1, round(HELD_OUT * len(order)))]
     chosen = set(below)
     return np.array([k in chosen for k in keys], dtype=np.bool_)

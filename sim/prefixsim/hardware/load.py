@@ -315,13 +315,11 @@ def shipped(kind: str) -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in (data_dir("hw_profiles") / kind).glob("*.yaml")))
 
 
-def hardware_from_options(
-    gpu: str, model: str, tensor_parallel_size: int, *, base_dir: Path | None = None, **more: Any
-) -> Hardware:
+def hardware_from_options(gpu: str, model: str, tensor_parallel_size: int, **more: Any) -> Hardware:
     """Hardware from command-line options (`memory` entries that are None are left out). Raises InputError."""
     memory = {k: v for k, v in (more.pop("memory", None) or {}).items() if v is not None}
     given = {"gpu": gpu, "model": model, "tensor_parallel_size": tensor_parallel_size, "memory": memory, **more}
-    return load_hardware(_model_from(HardwareSpec, given), base_dir=base_dir)
+    return load_hardware(_model_from(HardwareSpec, given))
 
 
 def engine_options(kind: str, given: dict[str, Any]) -> VllmOptions | SglangOptions:
@@ -346,12 +344,12 @@ def _model_from(model: type[P], given: dict[str, Any]) -> P:
         raise InputError(problems) from None
 
 
-def summaries(base_dir: Path | None = None) -> dict[str, list[dict[str, str]]]:
+def summaries() -> dict[str, list[dict[str, str]]]:
     """Name, title, file and (GPUs) validity of every profile, by kind. A profile that cannot be read says so."""
     out: dict[str, list[dict[str, str]]] = {}
     for kind, model in _KINDS.items():
         out[kind] = []
-        for name, path in profile_names(kind, base_dir).items():
+        for name, path in profile_names(kind).items():
             try:
                 profile = read_profile(path, model, by_name=True)
                 row = {"name": name, "title": str(getattr(profile, "title", "")), "file": str(path)}
@@ -362,10 +360,10 @@ def summaries(base_dir: Path | None = None) -> dict[str, list[dict[str, str]]]:
     return out
 
 
-def describe(name: str, base_dir: Path | None = None) -> tuple[str, BaseModel]:
+def describe(name: str) -> tuple[str, BaseModel]:
     """(kind, profile) of a name or file, whichever kind has it. Raises InputError."""
     if is_path(name):
-        path = find_profile("profiles", name, base_dir)
+        path = find_profile("profiles", name)
         if path.suffix == ".json":
             return "models", model_from_config(path)
         found = read(path, ProfileError).data
@@ -373,10 +371,10 @@ def describe(name: str, base_dir: Path | None = None) -> tuple[str, BaseModel]:
         kind = "gpus" if "device" in keys else "hosts" if "hash_ns_per_token_block16" in keys else "models"
         return kind, read_profile(path, _KINDS[kind])
     for kind, model in _KINDS.items():
-        known = profile_names(kind, base_dir)
+        known = profile_names(kind)
         if name in known:
             return kind, read_profile(known[name], model, by_name=True)
-    everything = [n for kind in _KINDS for n in profile_names(kind, base_dir)]
+    everything = [n for kind in _KINDS for n in profile_names(kind)]
     raise InputError(f"unknown profile {name!r}{nearest(name, everything)}")
 
 

@@ -68,16 +68,11 @@ class StepCosts:
         coef[C_CLOCK_STEPS] = unit_ns
         return cls(coef=coef, gemm_us=np.zeros(2), lm_head_us=np.zeros(2))
 
-    def explain(
-        self,
-        prefill: Sequence[tuple[int, int]],
-        decode: Sequence[tuple[int, int]],
-        n_sampled: int | None = None,
-    ) -> StepParts:
+    def explain(self, prefill: Sequence[tuple[int, int]], decode: Sequence[tuple[int, int]]) -> StepParts:
         """One step in plain Python: the formula of docs/hardware.md. The sum is what `step_ns` returns, unrounded.
 
         prefill: (new tokens, tokens already cached) of each request; decode: (sequences, KV tokens of each, the new one
-        included). n_sampled: sequences that sample; default all of them.
+        included).
         """
         c = self.coef
         layers, sms = c[sk.C_LAYERS], c[sk.C_SMS]
@@ -104,14 +99,13 @@ class StepCosts:
             decode_us = math.hypot(c[sk.C_DEC_CTA_US] * heads / sms, reading)
             decode_us = decode_us * c[sk.C_MIXED_PENALTY] if prefill else decode_us + c[sk.C_DEC_T0_US]
         sequences = len(prefill) + n_decode
-        sampled = sequences if n_sampled is None else n_sampled
         allreduce = _table(self.allreduce_us, tokens)
         return StepParts(
             gemm_us=float(layers * (_table(self.gemm_us, tokens) - allreduce)),
             prefill_attention_us=float(layers * prefill_us),
             decode_attention_us=float(layers * decode_us),
             allreduce_us=float(layers * allreduce),
-            lm_head_us=float(_table(self.lm_head_us, sampled)) if sampled else 0.0,
+            lm_head_us=float(_table(self.lm_head_us, sequences)) if sequences else 0.0,
             engine_us=float(
                 c[sk.C_ENGINE_STEP_US]
                 + layers * c[sk.C_ENGINE_PER_LAYER_US]

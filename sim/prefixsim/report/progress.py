@@ -110,11 +110,9 @@ def duration(spent_s: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def track(
-    items: Iterable[T], what: str, total: float | None = None, *, unit: str = "", enabled: bool = True
-) -> Iterator[T]:
+def track(items: Iterable[T], what: str, total: float | None = None, *, unit: str = "") -> Iterator[T]:
     """Yields the items and shows how many of `total` are done."""
-    with Progress(what, total, unit=unit, enabled=enabled) as progress:
+    with Progress(what, total, unit=unit) as progress:
         for item in items:
             yield item
             progress.advance()

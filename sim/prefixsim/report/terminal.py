@@ -79,12 +79,11 @@ def print_table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    file: TextIO | None = None,
     console: Console | None = None,
     left: int = 1,
 ) -> None:
     """A plain table in the house style; the first `left` columns are text, the rest numbers."""
-    out = console or console_for(file or sys.stdout)
+    out = console or console_for(sys.stdout)
     table = _table(not out.is_terminal)
     for i, name in enumerate(header):
         table.add_column(Text(facts.clean(name, 40)), justify="left" if i < left else "right", overflow="fold")
@@ -93,9 +92,9 @@ def print_table(
     _show(out, table)
 
 
-def print_comparison(found: Comparison, *, file: TextIO | None = None, console: Console | None = None) -> None:
+def print_comparison(found: Comparison, *, file: TextIO | None = None) -> None:
     """Prints what `compare_metrics.compare` found: sentences, real beside simulated, the requests that are furthest off."""
-    out = console or console_for(file or sys.stdout)
+    out = console_for(file or sys.stdout)
     for text in found.says:
         _line(out, Text(text))
 

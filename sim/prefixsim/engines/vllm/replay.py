@@ -111,20 +111,18 @@ def _whole(c: dict[str, Any], key: str, default: int | None, low: int, high: int
     return value
 
 
-def make_engine(
-    workload: Workload, settings: Settings, *, costs: StepCosts | None = None, log: bool = True
-) -> VllmEngine:
-    """An engine on a workload by itself: interned under vLLM's namespace rule at the engine's block size."""
+def make_engine(workload: Workload, settings: Settings) -> VllmEngine:
+    """An engine on a workload by itself, which keeps a log: interned under vLLM's namespace rule at the engine's block size."""
     chains = build_chains(build_trie(workload, "vllm"), settings.block_size)
     inputs = EngineInputs(
         workload=workload,
         chains=chains,
-        costs=StepCosts.steps() if costs is None else costs,
+        costs=StepCosts.steps(),
         capacity=settings.num_gpu_blocks,
         rows=new_request_rows(workload.n),
         awaited=np.zeros(workload.n, dtype=np.bool_),
     )
-    return VllmEngine("vllm", "vllm@0.33", settings, inputs, log=log)
+    return VllmEngine("vllm", "vllm@0.33", settings, inputs, log=True)
 
 
 def replay(rows: Rows, config: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ GEMM_BOUNDS = [
     (0.0, 120.0), (0.02, 1.0), (0.02, 1.0), (0.5, 8.0), (0.0, 4000.0), (0.0, 1.0),
     (0.1, 1.0), (0.1, 1.0), (0.1, 1.0), *([(-0.5, 0.5)] * 6), (0.0, 20_000.0),
 ]  # fmt: skip
+BACKEND = "vllm"
+"""Whose attention kernels are fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,6 @@ def fit_folder(
     base: pr.GpuProfile,
     *,
     date: str,
-    backend: str = "vllm",
     tables_from: str = "",
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[pr.GpuProfile, FitReport]:
@@ -64,7 +65,7 @@ def fit_folder(
         raise InputError(Problem("no such folder of operator tables", file=str(folder)))
     report = FitReport()
     known: set[str] = set()
-    for name, jobs in _JOBS.items():
+    for name, job in _JOBS.items():
         table = read_table(folder, name)
         if table is None:
             report.skipped[name] = "no such table"
@@ -75,10 +76,9 @@ def fit_folder(
         if len(mine) == 0:
             report.skipped[name] = f"no rows of {table_gpu}"
             continue
-        for job in jobs:
-            for key, section in job(mine, base, backend, date).items():
-                report.sections[key] = section
-                note(f"{key}: {section.rows} rows, held out: {section.errors}")
+        for key, section in job(mine, base, date).items():
+            report.sections[key] = section
+            note(f"{key}: {section.rows} rows, held out: {section.errors}")
     if not report.sections:
         raise InputError(
             Problem(f"no rows of GPU {table_gpu!r} in any table{nearest(table_gpu, known)}", file=str(folder))
@@ -86,7 +86,7 @@ def fit_folder(
     return base.model_copy(update={k: s.model for k, s in report.sections.items()}), report
 
 
-def fit_gemm(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict[str, Section]:
+def fit_gemm(table: Table, base: pr.GpuProfile, date: str) -> dict[str, Section]:
     """gemm_bf16, gemm_fp8, gemm_fp8_block, each where there are rows and the GPU has the units."""
     out = {}
     for dtype, key in (("bfloat16", "gemm_bf16"), ("fp8", "gemm_fp8"), ("fp8_block", "gemm_fp8_block")):
@@ -178,16 +178,16 @@ PREFILL_START, PREFILL_BOUNDS = [8.0, 3.0, 0.6, 0.4], [(0.0, 100.0), (0.0, 60.0)
 DECODE_START, DECODE_BOUNDS = [8.0, 2.0, 0.8, 1.0], [(0.0, 100.0), (0.0, 60.0), (0.02, 1.0), (0.0, 60.0)]
 
 
-def fit_prefill(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict[str, Section]:
+def fit_prefill(table: Table, base: pr.GpuProfile, date: str) -> dict[str, Section]:
     """prefill_attention from rows without past KV, 3 to 16 query heads a KV head."""
-    part = _kernel(table.where(backend=backend), "prefill")
+    part = _kernel(table.where(backend=BACKEND), "prefill")
     b, q, nq, nkv, t = (part.number[c] for c in ("batch_size", "isl", "num_heads", "num_key_value_heads", "latency_us"))
     keep = (nkv <= 8) & (nq >= 3 * nkv) & (nq <= 16 * nkv) & (q >= 16) & (b * q <= 65536)
     if keep.sum() < 50:
         return {}
     b, q, nq, nkv, t = (x[keep] for x in (b, q, nq, nkv, t))
     out = held_out([f"{x:.0f}/{y:.0f}" for x, y in zip(nq, nkv, strict=True)])
-    chip, zero = _bf16_chip(base), np.zeros_like(q)
+    chip, zero = bf16_chip(base), np.zeros_like(q)
 
     def model(v: F64, rows: Any) -> F64:
         return prefill_us(v, chip, b[rows], q[rows], zero[rows], nq[rows], nkv[rows])
@@ -208,9 +208,9 @@ def prefill_section(
     )
 
 
-def fit_decode(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict[str, Section]:
+def fit_decode(table: Table, base: pr.GpuProfile, date: str) -> dict[str, Section]:
     """decode_attention; the tables' `step` is the KV length less the new token."""
-    part = _kernel(table.where(backend=backend), "decode")
+    part = _kernel(table.where(backend=BACKEND), "decode")
     b, nq, nkv, step, t = (
         part.number[c] for c in ("batch_size", "num_heads", "num_key_value_heads", "step", "latency_us")
     )
@@ -218,7 +218,7 @@ def fit_decode(table: Table, base: pr.GpuProfile, backend: str, date: str) -> di
     keep = (nkv < nq) & (nkv <= 8) & (nq <= 16 * nkv) & (b <= 1024) & (b * kv <= 1 << 22) & (kv >= 16)
     if keep.sum() < 50:
         return {}
-    chip = _bf16_chip(base)
+    chip = bf16_chip(base)
     b, kv, nq, nkv, t = (x[keep] for x in (b, kv, nq, nkv, t))
     read = ~cached_decodes(b, kv, nkv, t, chip)
     b, kv, nq, nkv, t = (x[read] for x in (b, kv, nq, nkv, t))
@@ -241,7 +241,7 @@ def decode_section(
     return pr.DecodeAttention(t0_us=make(v[0]), cta_us=make(v[1]), eff_bw_ratio=make(v[2]), ramp_heads=make(v[3]))
 
 
-def fit_allreduce(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict[str, Section]:
+def fit_allreduce(table: Table, base: pr.GpuProfile, date: str) -> dict[str, Section]:
     """allreduce for 2, 4, 8 GPUs: the newest version's CUDA-graph rows (what a serving engine replays)."""
     part = table.where(impl="vllm_graph")
     if len(part) == 0:
@@ -286,7 +286,7 @@ def _two_lines(v: F64, mib: F64) -> F64:
     return np.minimum(v[0] + v[1] * mib, v[2] + v[3] * mib)
 
 
-def fit_past_kv(table: Table, base: pr.GpuProfile, backend: str, date: str) -> dict[str, Section]:
+def fit_past_kv(table: Table, base: pr.GpuProfile, date: str) -> dict[str, Section]:
     """prefill, decode and the mixed-batch penalty together, from batches of one chunk with past KV and some decodes."""
     c = table.number
     keep = (c["prefill_chunk"] + c["n_decode"] > 0) & (c["n_q_heads"] >= 3 * c["n_kv_heads"])
@@ -299,7 +299,7 @@ def fit_past_kv(table: Table, base: pr.GpuProfile, backend: str, date: str) -> d
         for x in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "n_q_heads", "n_kv_heads", "time_us")
     )
     out = held_out([f"{x:.0f}/{y:.0f}/{z:.0f}" for x, y, z in zip(q, past, kv, strict=True)])
-    chip = _bf16_chip(base)
+    chip = bf16_chip(base)
 
     def model(v: F64, rows: Any) -> F64:
         has_q, has_b = q[rows] > 0, b[rows] > 0
@@ -334,7 +334,7 @@ def _maker(kind: str, source: str, date: str, rows: int, errors: Errors) -> Call
     return lambda value: number(float(value), kind, source, date, n=rows, errors=(errors.mape_pct, errors.p90_pct))
 
 
-def _bf16_chip(base: pr.GpuProfile) -> Chip:
+def bf16_chip(base: pr.GpuProfile) -> Chip:
     d = base.device
     return Chip(d.peak_dense_bf16_tflops.value * 1e12, d.mem_bandwidth_gb_per_s.value * 1e9, d.sm_count.value)
 
@@ -358,10 +358,10 @@ def _source(table: Table) -> str:
     return f"{table.origin + ', ' if table.origin else ''}{table.path.name}: {'; '.join(parts)}"
 
 
-_JOBS: dict[str, tuple[Callable[[Table, pr.GpuProfile, str, str], dict[str, Section]], ...]] = {
-    "gemm": (fit_gemm,),
-    "prefill_attention": (fit_prefill,),
-    "decode_attention": (fit_decode,),
-    "allreduce": (fit_allreduce,),
-    "past_kv_attention": (fit_past_kv,),
+_JOBS: dict[str, Callable[[Table, pr.GpuProfile, str], dict[str, Section]]] = {
+    "gemm": fit_gemm,
+    "prefill_attention": fit_prefill,
+    "decode_attention": fit_decode,
+    "allreduce": fit_allreduce,
+    "past_kv_attention": fit_past_kv,
 }

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prefixsim.hardware import profiles as pr
-from prefixsim.hardware.calibrate.fit import cached_decodes, cached_gemms, decode_us, prefill_us
+from prefixsim.hardware.calibrate.fit import bf16_chip, cached_decodes, cached_gemms, decode_us, prefill_us
 from prefixsim.hardware.calibrate.tables import Table, read_table
 from prefixsim.hardware.costs import allreduce_us
 from prefixsim.hardware.fitting import F64, Errors, held_out
@@ -40,6 +40,7 @@ HEADS = (
 HIDDEN = (2048, 2560, 3072, 3584, 5120, 6144, 7168, 8192, 10240)
 WIDTHS = (768, 1024, 1536, 1792, 2560, 3072, 3584, 5120, 6144, 8192)
 MIB = float(1 << 20)
+DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,7 @@ class StepErrors:
     by_part: dict[str, Errors]
 
 
-def whole_step_errors(
-    folder: Path, table_gpu: str, gpu: pr.GpuProfile, *, dtype: str = "bfloat16"
-) -> StepErrors | None:
+def whole_step_errors(folder: Path, table_gpu: str, gpu: pr.GpuProfile) -> StepErrors | None:
     """Errors of one layer's time over all steps the tables allow; None where a table is missing."""
     tables = {n: read_table(folder, n) for n in ("gemm", "prefill_attention", "decode_attention", "allreduce")}
     if any(t is None for t in tables.values()):
@@ -62,15 +61,12 @@ def whole_step_errors(
     mine = {n: t.where(gpu=table_gpu) for n, t in tables.items() if t is not None}
     if any(len(t) == 0 for n, t in mine.items() if n != "allreduce"):
         return None
-    chip, table = _chip(gpu, dtype), mine["gemm"].where(gemm_dtype=dtype)
-    gemm = _by_shape(table, ~cached_gemms(table, chip, dtype))
+    chip, table = bf16_chip(gpu), mine["gemm"].where(gemm_dtype=DTYPE)
+    gemm = _by_shape(table, ~cached_gemms(table, chip, DTYPE))
     hidden_shapes = dict(zip(gemm, held_out([f"{n}x{k}" for n, k in gemm]), strict=True))
     prefill = _rows(mine["prefill_attention"], ("batch_size", "isl"))
-    decode = _rows(mine["decode_attention"], ("batch_size", "step"), _chip(gpu, "bfloat16"))
+    decode = _rows(mine["decode_attention"], ("batch_size", "step"), bf16_chip(gpu))
     reduce = {g: _reduce(mine["allreduce"], g) for g in (2, 4, 8)}
-    fit = gpu.gemm_bf16 if dtype == "bfloat16" else gpu.gemm_fp8
-    if fit is None:
-        return None
     found: list[tuple[float, float, bool, str]] = []
     for shapes, nq, nkv, hidden in _layers(gemm):
         unseen = sum(bool(hidden_shapes[s]) for s in shapes) >= 2
@@ -87,7 +83,7 @@ def whole_step_errors(
             b, length, m, attention, gemms = (x[keep] for x in (b, length, m, attention, gemms))
             if len(m) == 0:
                 continue
-            predicted = np.sum([_gemm(fit, gpu, dtype, m, *s) for s in shapes], axis=0)
+            predicted = np.sum([_gemm(gpu, m, *s) for s in shapes], axis=0)
             predicted = predicted + _attention(gpu, kind, b, length, nq, nkv)
             observed = gemms + attention
             measured = reduce.get(tp)
@@ -161,20 +157,14 @@ def _reduce(table: Table, gpus: int) -> tuple[F64, F64] | None:
     return part.number["message_size"][order], part.number["latency_us"][order]
 
 
-def _chip(gpu: pr.GpuProfile, dtype: str) -> Chip:
-    peak = gpu.device.peak_dense_bf16_tflops if dtype == "bfloat16" else gpu.device.peak_dense_fp8_tflops
-    assert peak is not None
-    return Chip(peak.value * 1e12, gpu.device.mem_bandwidth_gb_per_s.value * 1e9, gpu.device.sm_count.value)
-
-
-def _gemm(fit: pr.Gemm, gpu: pr.GpuProfile, dtype: str, m: F64, n: int, k: int) -> F64:
-    chip = _chip(gpu, dtype)
-    weight, act = dtype_bytes(dtype)
-    return gemm_us(GemmNumbers.of(fit), chip, m, n, k, weight_bytes=weight, act_bytes=act)
+def _gemm(gpu: pr.GpuProfile, m: F64, n: int, k: int) -> F64:
+    chip = bf16_chip(gpu)
+    weight, act = dtype_bytes(DTYPE)
+    return gemm_us(GemmNumbers.of(gpu.gemm_bf16), chip, m, n, k, weight_bytes=weight, act_bytes=act)
 
 
 def _attention(gpu: pr.GpuProfile, kind: str, b: F64, length: F64, nq: int, nkv: int) -> F64:
-    chip = _chip(gpu, "bfloat16")
+    chip = bf16_chip(gpu)
     if kind == "prefill":
         a = gpu.prefill_attention
         v = np.array([a.t0_us.value, a.tile_us.value, a.eff_flops_ratio.value, a.longest_share.value])

@@ -39,7 +39,7 @@ def whole_column(value: Any, lines: I64, bad: BadRows, keep: Any, key: str, low:
 def lengths_workload(
     context: ReadContext, file: TraceFile, kind: str, bad: BadRows, *, arrival: I64, prompts: I64, outputs: I64,
     unit: str, failed: Any, n_rows: int, session: I32 | None = None, cumulative: bool = False,
-    decisions: tuple[Decision, ...] = (), notes: tuple[str, ...] = (), **columns: Any,
+    decisions: tuple[Decision, ...] = (), **columns: Any,
 ) -> Workload:  # fmt: skip
     """A workload from lengths of good rows, in order of arrival (content models need it), failed ones dropped or kept."""
     options = context.options
@@ -84,7 +84,7 @@ def lengths_workload(
                 "failed_rows": int(failed.sum()),
                 "rows_out_of_order": moved,
             },
-            notes=tuple(n for n in (bad.note(), *notes, *more) if n),
+            notes=tuple(n for n in (bad.note(), *more) if n),
         ),
         **content,
         arrival_ns=arrival,

@@ -110,14 +110,10 @@ def pieces(
     )
 
 
-def independent(
-    kind: str, arrivals: Arrivals, made: Pieces, context: GenerateContext, name: str = "arrivals", **columns: Any
-) -> Workload:
+def independent(kind: str, arrivals: Arrivals, made: Pieces, context: GenerateContext, **columns: Any) -> Workload:
     """A workload of requests that each are a session of their own."""
     n = made.parent.shape[0]
-    return linked(
-        kind, arrivals, made, np.arange(n, dtype=np.int64), None, None, context, name, sessions=False, **columns
-    )
+    return linked(kind, arrivals, made, np.arange(n, dtype=np.int64), None, None, context, sessions=False, **columns)
 
 
 def linked(
