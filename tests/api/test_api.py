@@ -142,7 +142,7 @@ def test_a_sweep_is_single_runs() -> None:
     with pytest.raises(errors.ScenarioError, match="blok_size"):
         ps.sweep("quickstart", {"engines.vllm.blok_size": [1]})
     for one in ("round_robin", 7, None, {"kind": "random"}, np.int64(1)):
-        with pytest.raises(errors.InputError, match="router: found .* expected a list of values"):
+        with pytest.raises(errors.InputError, match=r"router: found .* expected a list of values"):
             ps.sweep("quickstart", {"router": one})  # type: ignore[dict-item]
 
 
