@@ -12,7 +12,7 @@ from prefixsim.workload.ragged import gather, offsets
 from prefixsim.workload.streams import stream
 from prefixsim.workload.table import I64, Decision, Source, Workload
 
-_ROW_COLUMNS = (
+ROW_COLUMNS = (
     "arrival_ns", "delay_ns", "step", "prompt_tokens", "output_tokens", "max_tokens", "stop", "session", "turn", "group",
     "tenant", "salt", "lora", "extra_key", "priority", "skip_reading_prefix_cache", "prompt_atoms",
 )  # fmt: skip
@@ -37,7 +37,7 @@ def take(w: Workload, rows: I64) -> Workload:
     number[rows] = np.arange(rows.shape[0])
     count = np.diff(w.atom_offset)[rows]
     start = w.atom_offset[:-1][rows]
-    changed: dict[str, Any] = {name: np.ascontiguousarray(getattr(w, name)[rows]) for name in _ROW_COLUMNS}
+    changed: dict[str, Any] = {name: np.ascontiguousarray(getattr(w, name)[rows]) for name in ROW_COLUMNS}
     return replace(
         w,
         **changed,
@@ -150,7 +150,7 @@ def concatenate(parts: list[Workload], kind: str) -> Workload:
         rows += w.n
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(w, name) for w in parts])
-        for name in _ROW_COLUMNS
+        for name in ROW_COLUMNS
         if name not in ("session", "group", "tenant", "salt", "lora", "extra_key")
     }
     for name in ("session", "group", "tenant"):

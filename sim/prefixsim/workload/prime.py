@@ -13,7 +13,7 @@ from prefixsim.errors import ScenarioError
 from prefixsim.scenario.warm import FirstRequests, SavedCache
 from prefixsim.scenario.workload import TraceWorkload
 from prefixsim.workload import links
-from prefixsim.workload.edit import _ROW_COLUMNS, take
+from prefixsim.workload.edit import ROW_COLUMNS, take
 from prefixsim.workload.load import load_workload
 from prefixsim.workload.numbering import Numbering
 from prefixsim.workload.ragged import offsets
@@ -125,7 +125,7 @@ def _joined(primer: Workload, main: Workload, words: str, identity: str) -> Prim
         raise ScenarioError("prime: arrivals of priming and workload together span more than 290 years")
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(primer, name), getattr(main, name)])
-        for name in _ROW_COLUMNS
+        for name in ROW_COLUMNS
         if name not in ("session", "group", "tenant", "salt", "lora", "extra_key", "arrival_ns")
     }
     for name, none in (("session", -1), ("group", -1), ("tenant", -1), ("salt", 0), ("lora", 0), ("extra_key", 0)):
