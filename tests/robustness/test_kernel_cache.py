@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -263,3 +264,23 @@ def test_a_user_whose_folders_are_read_only(tmp_path):
     assert "runs" in done.stderr
     assert "Permission denied" in done.stderr
     assert "simulating" not in done.stderr
+
+
+def test_what_older_versions_have_left_goes_when_a_newer_one_compiles(tmp_path):
+    now, month = time.time(), 31 * 86_400
+    kernels = tmp_path / "kernels"
+    older, used, other, beside = (kernels / n for n in ("0" * 16, "1" * 16, "notes", "a" * 17))
+    for folder in (older, used, other, beside):
+        folder.mkdir(parents=True)
+        assert compiled(folder)(2, 3) == 5
+    for folder in (older, used, other, beside):
+        os.utime(folder, (now - month, now - month))
+    (kernels / ("2" * 16)).symlink_to(other)
+    assert compiled(used)(2, 3) == 5  # read, not compiled: in use
+    assert used.stat().st_mtime > now - 60
+    os.utime(kernels / ("2" * 16), (now - month, now - month), follow_symlinks=False)
+    new = kernels / ("f" * 16)
+    new.mkdir()
+    assert compiled(new)(2, 3) == 5
+    assert {p.name for p in kernels.iterdir()} == {"1" * 16, "2" * 16, "f" * 16, "notes", "a" * 17}
+    assert list(other.iterdir())
