@@ -412,8 +412,7 @@ def test_files_a_person_names_are_opened_in_one_way():
             modes = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
             writes = any(isinstance(m, str) and set(m) & set("wax") and len(m) <= 3 for m in modes)
             on_os = isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in ("os", "gzip")
-            if name in ("read_text", "read_bytes", "fromfile", "from_file") or (
-                name == "open" and not writes and not on_os
-            ):
+            method = isinstance(f, ast.Attribute) and name in ("read_text", "read_bytes", "fromfile", "from_file")
+            if method or (name == "open" and not writes and not on_os):
                 found.append((path.name, node.lineno, name))
     assert not [f for f in found if f[0] not in ("tables.py",)], found  # an archive's member
