@@ -177,6 +177,8 @@ SUMMARY: dict[str, Any] = {
 class Canned:
     """An executor that runs nothing: every point has the same result."""
 
+    forks = False
+
     def map(self, task: Any, jobs: Any) -> Iterator[Any]:
         """One outcome a job."""
         from prefixsim.study.executors import Outcome
