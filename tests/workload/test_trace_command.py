@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from test_formats import FILES, write
 
 from prefixsim.workload.formats.registry import formats
-
-
-def prefixsim(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command."""
-    return subprocess.run(
-        [sys.executable, "-c", "from prefixsim.cli import main; main()", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+from robustness.driving import apart, prefixsim
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +28,8 @@ def test_describe_as_json_and_text_and_html(folder, tmp_path):
     run = prefixsim(
         "trace", "describe", path, "--json", "--html", str(page), "--granularity", "1", "--granularity", "512"
     )
-    assert (run.returncode, run.stderr) == (0, "")
-    d = json.loads(run.stdout)
+    assert (run.code, run.err) == (0, "")
+    d = json.loads(run.out)
     assert d["ceilings"] == {
         "token": {"hit_tokens": 1536, "prompt_tokens": 3024, "share": 1536 / 3024},
         "512": {"hit_tokens": 1536, "prompt_tokens": 3024, "share": 1536 / 3024},
@@ -52,16 +40,16 @@ def test_describe_as_json_and_text_and_html(folder, tmp_path):
     assert "http" not in text.replace("http://www.w3.org", "")
     assert "1,536" in text
     run = prefixsim("trace", "describe", path)
-    assert "ceilings" in run.stdout
-    assert "ceil(input_length / 512)" in run.stdout
+    assert "ceilings" in run.out
+    assert "ceil(input_length / 512)" in run.out
 
 
 def test_lengths_only_has_no_ceiling(folder):
     run = prefixsim("trace", "describe", str(folder / "azure" / "t.csv"))
-    assert run.returncode == 0
-    assert "ceilings: unknown, not 0" in run.stdout
+    assert run.code == 0
+    assert "ceilings: unknown, not 0" in run.out
     run = prefixsim("trace", "describe", str(folder / "azure" / "t.csv"), "--set", "sharing.families=2", "--json")
-    d = json.loads(run.stdout)
+    d = json.loads(run.out)
     assert d["synthetic"]
     assert "ceilings" in d
 
@@ -69,11 +57,11 @@ def test_lengths_only_has_no_ceiling(folder):
 def test_convert_and_back(folder, tmp_path):
     out = tmp_path / "n.jsonl"
     run = prefixsim("trace", "convert", str(folder / "openai" / "t.jsonl"), "--out", str(out))
-    assert (run.returncode, run.stdout) == (0, "")
+    assert (run.code, run.out) == (0, "")
     assert len(out.read_text().splitlines()) == 2
     assert not list(tmp_path.glob(".*.tmp"))
-    piped = prefixsim("trace", "convert", str(folder / "openai" / "t.jsonl"), "--out", "-")
-    assert piped.stdout == out.read_text()
+    piped = apart("trace", "convert", folder / "openai" / "t.jsonl", "--out", "-")
+    assert piped.stdout.decode() == out.read_text()
 
 
 def test_errors_name_file_key_and_neighbour(folder, tmp_path):
@@ -89,16 +77,16 @@ def test_errors_name_file_key_and_neighbour(folder, tmp_path):
     ]
     for words, expected in cases:
         run = prefixsim("trace", *words)
-        assert run.returncode == 2, words
-        assert expected in run.stderr, (words, run.stderr)
-        assert "Traceback" not in run.stderr
-        assert run.stdout == ""
+        assert run.code == 2, words
+        assert expected in run.err, (words, run.err)
+        assert "Traceback" not in run.err
+        assert run.out == ""
     assert not (tmp_path / "x").exists()
 
 
 def test_formats_and_docs_list_the_same(request):
     run = prefixsim("trace", "formats", "--json")
-    names = [row["format"] for row in json.loads(run.stdout)]
+    names = [row["format"] for row in json.loads(run.out)]
     assert names == sorted(formats()) == sorted(FILES)
     page = (request.config.rootpath / "docs" / "traces.md").read_text()
     assert all(f"| `{name}` |" in page for name in names)
@@ -107,6 +95,6 @@ def test_formats_and_docs_list_the_same(request):
 def test_fit_runs_as_a_scenario(folder, tmp_path):
     out = tmp_path / "fitted.yaml"
     run = prefixsim("trace", "fit", str(folder / "mooncake" / "t.jsonl"), "--out", str(out), "--json")
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["requests"] == 3
-    assert prefixsim("validate", str(out)).returncode == 0
+    assert run.code == 0, run.err
+    assert json.loads(run.out)["requests"] == 3
+    assert prefixsim("validate", str(out)).code == 0
