@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixsim.analysis.ledger import LEDGER_PARTS
-
-from .cli import prefixsim
+from prefixsim.records import LEDGER_PARTS
+from robustness.driving import prefixsim
 
 TEXT = """\
 name: small

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixsim.analysis.ledger import LEDGER_PARTS
 from prefixsim.hardware.load import load_hardware
 from prefixsim.pipeline.prepare import Prepared
 from prefixsim.pipeline.simulate import simulate
 from prefixsim.pipeline.summarise import summarise
 from prefixsim.records import (
+    LEDGER_PARTS,
     REQ_ADMITTED_NS,
     REQ_FINISH_NS,
     REQ_FIRST_TOKEN_NS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
-from tests.run.cli import prefixsim
+from robustness.driving import prefixsim
 
 from .test_warm import ENGINES, rows, write
 
