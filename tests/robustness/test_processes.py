@@ -44,24 +44,29 @@ def sound(done: subprocess.CompletedProcess[bytes], code: int) -> None:
         assert word not in err, err[-600:]
 
 
-def test_a_closed_pipe_is_no_failed_check(scenario, tmp_path):
-    (tmp_path / "t.jsonl").write_text("".join(f'{{"id": "{i}", "tokens": [1, 2, {i}]}}\n' for i in range(5000)))
-    trace = tmp_path / "t.jsonl"
-    for words in (
-        ["schema"],
-        ["validate", scenario],
-        ["hw", "list"],
-        ["trace", "convert", trace, "-o", "-"],
-        ["trace", "describe", trace],
-        ["replay", trace, "--engine", "vllm", "--num-gpu-blocks", "10", "--json"],
-    ):
-        read, write = os.pipe()
-        os.close(read)
-        try:
-            done = subprocess.run(command(*words), stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
-        finally:
-            os.close(write)
-        sound(done, 2)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "schema",
+        "validate s.yaml",
+        "hw list",
+        "trace convert t.jsonl -o -",
+        "trace describe t.jsonl",
+        "replay t.jsonl --engine vllm --num-gpu-blocks 10 --json",
+    ],
+)
+def test_a_closed_pipe_is_no_failed_check(scenario, words):
+    lines = (f'{{"id": "{i}", "tokens": [1, 2, {i}]}}\n' for i in range(5000))
+    (scenario.parent / "t.jsonl").write_text("".join(lines))
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            command(*words.split()), cwd=scenario.parent, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    finally:
+        os.close(write)
+    sound(done, 2)
 
 
 def test_a_full_disk_behind_stdout_is_said(scenario):
