@@ -90,3 +90,19 @@ def test_the_folder_one_is_in_is_not_replaced(place, monkeypatch, out):
     assert done.code == 2
     assert f"{out}: is the folder you are in, or above it" in done.err
     assert "reading" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hardware": {"gpu": "h100-sxm-80g", "model": "gpt-oss-20b"}}, "sliding-window layers under SGLang"),
+        ({"engines.s.max_total_tokens": 64}, "engine 's': the prompt of request"),
+    ],
+)
+def test_what_a_later_engine_cannot_do_is_said_before_an_earlier_one_runs(place, change, said):
+    words = [word for key, value in change.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    done = prefixsim("run", "s.yaml", *words, "--out", "o", seconds=300)
+    assert done.code == 2
+    assert said in done.err
+    assert "simulating" not in done.err
+    assert {p.name for p in place.iterdir()} == {"s.yaml"}

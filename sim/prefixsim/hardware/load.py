@@ -246,9 +246,13 @@ class Hardware:
             "2 groups share the blocks: a token takes a slot in each, in the window group while the window lasts",
         )
 
-    def _sglang(self, options: SglangOptions) -> KvCapacity:
+    def refuse_windows(self) -> None:
+        """Raises NotModelledError for a model with sliding-window layers: SGLang has a pool of its own for them."""
         if self.model.window_layers:
             raise NotModelledError(f"{self.model.name}: sliding-window layers under SGLang are not modelled")
+
+    def _sglang(self, options: SglangOptions) -> KvCapacity:
+        self.refuse_windows()
         total, what, parts = self._common()
         tp = self.spec.tensor_parallel_size
         fraction = options.mem_fraction_static or mem.sglang_static_fraction(

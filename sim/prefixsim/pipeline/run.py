@@ -20,7 +20,7 @@ from prefixsim.output.run_folder import write_run
 from prefixsim.pipeline import warm_start
 from prefixsim.pipeline.prepare import Library, Prepared, pick_engines, prepare, replica_hardware
 from prefixsim.pipeline.save_cache import check_one_prefix, check_saving, write_cache
-from prefixsim.pipeline.simulate import simulate
+from prefixsim.pipeline.simulate import check_engines, simulate
 from prefixsim.pipeline.size import check_size
 from prefixsim.pipeline.summarise import provenance, summarise
 from prefixsim.records import I64, RunRecord
@@ -80,6 +80,7 @@ def run_scenario(
         prepared = library.get(scenario) if save_cache is None else prepare(scenario, named=True)
         warm_start.check_replicas(prepared, scenario.n_replicas)
         check_size(scenario, chosen, prepared, len(hardware), tell)
+        check_engines(scenario, chosen, prepared, hardware)
         clock = _Clock(prepared, compiled)
         report = None if share is None else partial(share, total=prepared.workload.n)
         save = None if save_cache is None else partial(write_cache, save_cache)

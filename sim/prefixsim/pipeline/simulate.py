@@ -110,6 +110,39 @@ def _serve(
     """New replicas serve the workload, or its first `only` requests; they are looked at at `mark_ns`."""
     w, n_replicas = prepared.workload, len(hardware)
     rows = new_request_rows(w.n)
+    replicas, notes = _build(scenario, options, prepared, hardware, rows)
+    context = RouterContext(w, n_replicas, scenario.seed, lambda: prepared.trie("none"))
+    router: Router = make_router(scenario.router, context)
+    if n_replicas > 1 and prepared.primed is not None and prepared.primed.replica is not None:
+        router = Pinned(router, prepared.primed.replica)
+    marks = [] if mark_ns is None else [Marked(engine, mark_ns) for engine in replicas]
+    n = w.n if only is None else only
+    fleet = Fleet(
+        marks or replicas,
+        router,
+        rows[:n],
+        arrivals[:n],
+        w.after[:n],
+        w.delay_ns[:n],
+        single_step=scenario.granularity == "step",
+        report=report,
+    )
+    return _Served(rows, replicas, marks, router, fleet.serve(), tuple(notes))
+
+
+def check_engines(
+    scenario: Scenario, chosen: Sequence[Any], prepared: Prepared, hardware: Sequence[Hardware | None]
+) -> None:
+    """What a later engine cannot do here is said before an earlier one runs. Raises PrefixsimError."""
+    for options in chosen[1:]:
+        _build(scenario, options, prepared, list(dict.fromkeys(hardware)), new_request_rows(prepared.workload.n))
+
+
+def _build(
+    scenario: Scenario, options: Any, prepared: Prepared, hardware: Sequence[Hardware | None], rows: I64
+) -> tuple[list[Engine], list[str]]:
+    """New replicas, and what is to be said of their layouts."""
+    w = prepared.workload
     awaited = np.zeros(w.n, dtype=np.bool_)
     awaited[w.after[w.after >= 0]] = True
     build = import_module(f"prefixsim.engines.{family(options)}.engine").build
@@ -135,36 +168,23 @@ def _serve(
             gpu_architecture="" if hw is None else hw.gpu.device.architecture,
             replica=i,
             seed=scenario.seed,
-            keep_commits=n_replicas > 1,
+            keep_commits=len(hardware) > 1,
             single_step=scenario.granularity == "step",
             host=None if steps or hw is None else host_tier(hw),
         )
         replicas.append(build(mine, inputs))
     _check_sizes(scenario, options, w, min(r.longest_tokens for r in replicas))
-    context = RouterContext(w, n_replicas, scenario.seed, lambda: prepared.trie("none"))
-    router: Router = make_router(scenario.router, context)
-    if n_replicas > 1 and prepared.primed is not None and prepared.primed.replica is not None:
-        router = Pinned(router, prepared.primed.replica)
-    marks = [] if mark_ns is None else [Marked(engine, mark_ns) for engine in replicas]
-    n = w.n if only is None else only
-    fleet = Fleet(
-        marks or replicas,
-        router,
-        rows[:n],
-        arrivals[:n],
-        w.after[:n],
-        w.delay_ns[:n],
-        single_step=scenario.granularity == "step",
-        report=report,
-    )
-    return _Served(rows, replicas, marks, router, fleet.serve(), tuple(notes))
+    return replicas, notes
 
 
 def capacity_of(options: Any, hardware: Hardware | None) -> int:
-    """Cache size of an engine's options. vLLM: blocks, null block included; SGLang: tokens. Raises DoesNotFitError."""
+    """Cache size of an engine's options. vLLM: blocks, null block included; SGLang: tokens. Raises DoesNotFitError,
+    NotModelledError."""
     if family(options) == "vllm":
         given = options.num_gpu_blocks_override
         return int(given) if given is not None or hardware is None else hardware.kv_capacity(options).blocks
+    if hardware is not None:
+        hardware.refuse_windows()
     given = options.max_total_tokens
     return int(given) if given is not None or hardware is None else hardware.kv_capacity(options).tokens
 
