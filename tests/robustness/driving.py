@@ -80,8 +80,9 @@ def apart(
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
+    own = {"PYTHONDONTWRITEBYTECODE": "1"} if file_bytes else {}  # Python would leave cut short bytecode
     return subprocess.run(
-        command(*args), env={**os.environ, **(env or {})}, capture_output=True, timeout=seconds, cwd=cwd, check=False,
+        command(*args), env={**os.environ, **own, **(env or {})}, capture_output=True, timeout=seconds, cwd=cwd, check=False,
         stdin=subprocess.DEVNULL, preexec_fn=limits,
     )  # fmt: skip
 

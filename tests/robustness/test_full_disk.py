@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +24,15 @@ STUDY = "name: st\nbase: s.yaml\naxes: [{key: seed, values: [1]}]\n"
 
 @contextlib.contextmanager
 def full_disk(most: int = 100) -> Iterator[None]:
+    """No file may grow further. Python itself would leave cut short bytecode of what it imports meanwhile."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = before
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +152,15 @@ def test_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     write_whole(tmp_path / "a" / "b" / "x", "new", folders=True)
     assert (tmp_path / "a" / "b" / "x").read_text() == "new"
+
+
+def test_what_typer_takes_for_the_end_of_input_is_no_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytecode that a full disk cut short raises EOFError on import; exit code 1 would mean that a check failed."""
+
+    def cut_short(*_: object, **__: object) -> None:
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr("prefixsim.scenario.schema.schema_text", cut_short)
+    done = prefixsim("schema")
+    assert done.code == 2
+    assert "marshal data too short" in done.err

@@ -116,7 +116,8 @@ def test_where_nothing_can_be_written_it_works_in_memory(tmp_path):
 def test_a_full_disk_is_no_fault(tmp_path):
     """No file may grow beyond 1000 bytes, as on a full disk."""
     code = f"""
-import resource, signal
+import resource, signal, sys
+sys.dont_write_bytecode = True
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 import numba

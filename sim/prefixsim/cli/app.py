@@ -67,6 +67,9 @@ def run_app() -> None:
     except SystemExit as exc:
         if exc.code == INTERRUPTED:  # typer has turned Ctrl-C into it
             _interrupted(exc)
+        fault = _behind(exc, EOFError)
+        if fault is not None:  # typer takes it for the end of typed input, and its exit code would mean a failed check
+            _fail(exc, f"internal error: EOFError: {fault}")
         if isinstance(exc.__context__, BrokenPipeError):  # typer's exit code for it would mean a failed check
             _drop_stdout()
             sys.exit(EXIT_COULD_NOT_RUN)
@@ -98,6 +101,14 @@ def _end_as_by_ctrl_c() -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
                 signal.signal(number, stop)
+
+
+def _behind(exc: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The first exception of a kind while whose handling this one was raised."""
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, kind):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def _interrupted(exc: BaseException) -> None:
