@@ -73,7 +73,7 @@ def w10k_rows(folder: Path, rounds: int) -> list[dict[str, Any]]:
         {
             "(new engine)": fresh,
             "replay": one_replay,
-            "curve": lambda: curves(w, [16], ["lru"], trie=trie),
+            "curve": lambda: curves(w, [16], ["lru"], segments=build_segments(trie)),
             "optimum": lambda: optimal_hits(reuse, offset, index, w.n, 2_900),
             "ceilings": lambda: ceilings(w, trie=trie),
             "simulation": lambda: simulate(scenario, options, prepared, hardware),
@@ -106,8 +106,8 @@ def mooncake_rows(path: Path, rounds: int) -> list[dict[str, Any]]:
     trie = build_trie(w, "vllm")
     times = interleaved(
         {
-            "lru": lambda: curves(w, [16], ["lru"], trie=trie),
-            "both": lambda: curves(w, [16], trie=trie),
+            "lru": lambda: curves(w, [16], ["lru"], segments=build_segments(trie)),
+            "both": lambda: curves(w, [16], segments=build_segments(trie)),
         },
         rounds,
     )
