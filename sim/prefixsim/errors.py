@@ -35,7 +35,12 @@ class Problem:
 
     def __str__(self) -> str:
         place = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
-        return ": ".join(part for part in (place, self.key, self.message) if part)
+        return ": ".join(part for part in (place, _cut(self.key or "", 200), _cut(self.message, 2000)) if part)
+
+
+def _cut(text: str, most: int) -> str:
+    """Names and values in a file may be megabytes long."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 class PrefixsimError(Exception):

@@ -172,7 +172,15 @@ def _build(
             single_step=scenario.granularity == "step",
             host=None if steps or hw is None else host_tier(hw),
         )
-        replicas.append(build(mine, inputs))
+        try:
+            replicas.append(build(mine, inputs))
+        except MemoryError:
+            raise DoesNotFitError(
+                f"engine {options.name!r}: this machine's memory does not hold a replica's tables: {chains.n_chains:,} distinct "
+                f"blocks of {chains.granularity} tokens in the workload, {inputs.capacity:,} "
+                f"{'blocks' if family(options) == 'vllm' else 'tokens'} in the pool. Use larger blocks, a smaller pool or a "
+                "shorter workload"
+            ) from None
     _check_sizes(scenario, options, w, min(r.longest_tokens for r in replicas))
     return replicas, notes
 

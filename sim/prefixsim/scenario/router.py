@@ -84,7 +84,7 @@ class CacheAware(Strict):
     """Load is unbalanced where the busiest replica has more than so many unfinished requests above the idlest, ..."""
     balance_rel_threshold: float = Field(1.5, ge=0)
     """... and more than so many times as many as the idlest."""
-    eviction_interval_s: float = Field(120.0, gt=0)
+    eviction_interval_s: float = Field(120.0, gt=0, le=1e9)
     """The tree of each replica is trimmed to `max_tree_size` this often, least recently sent first."""
     max_tree_size: int = Field(1 << 26, ge=1)
     """Characters a replica."""
