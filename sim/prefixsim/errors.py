@@ -34,7 +34,8 @@ class Problem:
     key: str | None = None
 
     def __str__(self) -> str:
-        place = ":".join(str(p) for p in (self.file, self.line, self.column) if p is not None)
+        file = None if self.file is None else _cut(self.file, 1000)
+        place = ":".join(str(p) for p in (file, self.line, self.column) if p is not None)
         return ": ".join(part for part in (place, _cut(self.key or "", 200), _cut(self.message, 2000)) if part)
 
 

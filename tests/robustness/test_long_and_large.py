@@ -25,6 +25,12 @@ def test_a_key_of_a_thousand_letters_is_named_in_short(tmp_path: Path) -> None:
     assert "... (1,000 characters)" in str(caught.value)
 
 
+def test_a_long_override_is_named_in_short(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(written(tmp_path, ""), {"y" * 5000: 1})
+    assert len(str(caught.value)) < 3000
+
+
 def test_a_time_beyond_the_clock_is_refused_where_it_stands(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="eviction_interval_s"):
         load_scenario(written(tmp_path, "router: {kind: cache_aware, eviction_interval_s: 1.0e18}\n"))
