@@ -11,7 +11,8 @@ import numpy as np
 
 from prefixsim.engines.contract import Engine
 from prefixsim.engines.vllm import state as st
-from prefixsim.engines.vllm.engine import MAX_TIMELINE_ROWS, VllmEngine
+from prefixsim.engines.vllm.engine import VllmEngine
+from prefixsim.engines.vllm.front_end import MAX_TIMELINE_ROWS
 from prefixsim.fleet import joint_kernels as jk
 from prefixsim.fleet.routers.base import Router
 from prefixsim.fleet.routers.cache_aware import CacheAware
@@ -62,7 +63,7 @@ class Joint:
         self.control[jk.J_BALANCE_ABS] = o.balance_abs_threshold
         self.floats = np.zeros(jk.F_COLS, dtype=np.float64)
         self.floats[jk.F_BALANCE_REL], self.floats[jk.F_CACHE] = o.balance_rel_threshold, o.cache_threshold
-        self.floats[jk.F_HASH_NS] = first.hash_ns_per_token
+        self.floats[jk.F_HASH_NS] = first.front_end.hash_ns_per_token
         self.replicas: I64 = np.zeros((len(self.engines), jk.R_COLS), dtype=np.int64)
         self.stacks: dict[str, Any] = {}
         tokens = int(first.inputs.workload.output_tokens.sum())  # nearly every step yields one at least
@@ -92,7 +93,7 @@ class Joint:
         self.router.tree.count = int(self.control[jk.J_SENT])
         for engine, (_, _, until, refused) in zip(self.engines, self.replicas.tolist(), strict=True):
             engine.until = until
-            engine.n_refused += refused
+            engine.front_end.n_refused += refused
         return [int(t) for t in self.replicas[:, jk.R_NEXT_NS]]
 
     def _args(self) -> tuple[Any, ...]:

@@ -16,11 +16,11 @@ from prefixsim.engines.tiers.layout import T_ENDED
 from prefixsim.engines.tiers.pool_kernels import find_run
 from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.facts import Settings, resolve
+from prefixsim.engines.vllm.front_end import MAX_TIMELINE_ROWS, FrontEnd, as_columns, grown
 from prefixsim.engines.vllm.offload import offload_blocks, tier_counters, tier_notes, tier_totals
 from prefixsim.engines.vllm.offload_kernels import next_transfer
 from prefixsim.engines.vllm.pool_kernels import lookup, reset_pool
 from prefixsim.engines.vllm.process_kernels import halve_timeline
-from prefixsim.engines.vllm.queue_kernels import enqueue
 from prefixsim.engines.vllm.run_kernels import run_engine
 from prefixsim.engines.vllm.statistics import counters, notes, totals
 from prefixsim.errors import DoesNotFitError
@@ -28,16 +28,12 @@ from prefixsim.hardware.step_kernels import C_CLOCK_STEPS
 from prefixsim.records import (
     I64,
     NEVER,
-    REQ_STATUS,
-    STATUS_REJECTED,
     TIMELINE_COLUMNS,
     EngineRecord,
 )
 from prefixsim.scenario.engine_vllm import VllmOptions
 from prefixsim.workload.table import Workload
 
-MAX_TIMELINE_ROWS = 1 << 18
-"""27 MB: more steps than that are joined to groups. Longer tables would take a third of a long run's time to write."""
 NOBODY: I64 = np.zeros((0, 2), dtype=np.int64)
 MAX_IDS = (1 << 31) - 2
 
@@ -129,46 +125,27 @@ class VllmEngine:
             )
             state[st.I_OFFLOAD] = 1
         self.holds = np.zeros((16 if state[st.I_OFFLOAD] else 1, st.HOLD_COLS), dtype=np.int64)
-        self.hash_ns_per_token = inputs.costs.host.hash_ns_per_token if s.enable_prefix_caching else 0.0
+        hash_ns = inputs.costs.host.hash_ns_per_token if s.enable_prefix_caching else 0.0
+        self.front_end = FrontEnd(inputs, s.max_model_len - 1, hash_ns)
         self.open_ended = w.stop if w.max_tokens_assumed else np.zeros(w.n, dtype=np.bool_)
-        self.refused: list[tuple[int, int]] = []
-        self.n_refused = 0
         self.until = 0
         self.view = memoryview(state)  # type: ignore[arg-type]  # reads as Python integers, at a third of an array's price
         self._args: tuple[Any, ...] | None = None
 
     def submit(self, requests: npt.NDArray[np.int64], at_ns: npt.NDArray[np.int64]) -> None:
         """Requests reach this replica. Prompts that can never fit are refused at once, as vLLM's front end does."""
-        requests = np.ascontiguousarray(requests, dtype=np.int64)
-        at_ns = np.ascontiguousarray(at_ns, dtype=np.int64)
+        requests, at_ns = as_columns(requests, at_ns)
         total = self.view[st.I_SUBMITTED] + requests.shape[0]
         if total > self.queue.shape[0]:
             self._lengthen_queue(total)
-        w, rows = self.inputs.workload, self.inputs.rows
-        longest = self.settings.max_model_len - 1
-        refused = enqueue(
-            self.state,
-            self.queue,
-            rows,
-            w.prompt_tokens,
-            requests,
-            at_ns,
-            self.inputs.replica,
-            self.hash_ns_per_token,
-            longest,
-        )
-        if refused:
-            self.n_refused += int(refused)
-            out = (rows[requests, REQ_STATUS] == STATUS_REJECTED) & self.inputs.awaited[requests]
-            self.refused += zip(requests[out].tolist(), at_ns[out].tolist(), strict=True)
+        self.front_end.take_in(self.state, self.queue, requests, at_ns)
 
     def advance(self, until_ns: int) -> Progress:
         """Runs steps while the next schedule instant is < until_ns. A refused request that somebody waits for counts as
         completed when it was refused."""
-        if self.refused:
-            completed = np.array(self.refused, dtype=np.int64)
-            self.refused = []
-            return self._progress(completed)
+        refused = self.front_end.completed()
+        if refused is not None:
+            return self._progress(refused)
         self.until = until_ns
         args = (*self.args(), until_ns)
         while run_engine(*args) == st.STOP_ROOM:
@@ -222,11 +199,11 @@ class VllmEngine:
 
     def _lengthen_queue(self, rows: int) -> None:
         self._args = None
-        self.queue = _grown(self.queue, max(rows, 2 * self.queue.shape[0]))
+        self.queue = grown(self.queue, max(rows, 2 * self.queue.shape[0]))
         if self.settings.priority:
-            self.heap = _grown(self.heap, self.queue.shape[0])
+            self.heap = grown(self.heap, self.queue.shape[0])
         if self.state[st.I_OFFLOAD]:
-            self.holds = _grown(self.holds, self.queue.shape[0])
+            self.holds = grown(self.holds, self.queue.shape[0])
 
     def replace_array(self, name: str, array: npt.NDArray[Any]) -> None:
         """Puts an array with the same content in the place of one of this replica's own."""
@@ -249,14 +226,14 @@ class VllmEngine:
             state[st.I_GAPS] = joined.shape[0]
         if state[st.I_STEPS] // state[st.I_STRIDE] >= self.timeline.shape[0]:
             if self.timeline.shape[0] < MAX_TIMELINE_ROWS:
-                self.timeline = _grown(self.timeline, 2 * self.timeline.shape[0])
+                self.timeline = grown(self.timeline, 2 * self.timeline.shape[0])
             else:
                 halve_timeline(state, self.timeline)
         if state[st.I_KEEP_LOG]:
             if state[st.I_LOG] >= self.log.shape[0]:
-                self.log = _grown(self.log, 2 * self.log.shape[0])
+                self.log = grown(self.log, 2 * self.log.shape[0])
             if state[st.I_ADMISSIONS] + slack > self.admissions.shape[0]:
-                self.admissions = _grown(self.admissions, 2 * self.admissions.shape[0])
+                self.admissions = grown(self.admissions, 2 * self.admissions.shape[0])
 
     def _progress(self, completed: I64) -> Progress:
         s = self.view
@@ -338,9 +315,9 @@ class VllmEngine:
             capacity_tokens=self.capacity_tokens,
             timeline=self.timeline[: s[st.I_TIMELINE]],
             gaps=join_gaps(self.gaps[: s[st.I_GAPS]]),
-            totals=totals(s, self.settings, self.n_refused) | self._tier_totals(),
+            totals=totals(s, self.settings, self.front_end.n_refused) | self._tier_totals(),
             counters=counters(s, self.settings, self.blocks.shape[0] - 1 - int(s[st.I_FREE])) | self._tier_counters(),
-            notes=(*notes(s, self.settings, self.inputs, self.n_refused), *self._tier_notes()),
+            notes=(*notes(s, self.settings, self.inputs, self.front_end.n_refused), *self._tier_notes()),
             timeline_stride=int(s[st.I_STRIDE]),
             **extra,
         )
@@ -353,10 +330,3 @@ def _useful_blocks(s: Settings, w: Workload) -> int:
         return s.num_gpu_blocks
     tokens = np.minimum(w.prompt_tokens + w.output_tokens, s.max_model_len)
     return min(s.num_gpu_blocks, 2 + int((tokens // s.block_size).sum()) + 2 * w.n)
-
-
-def _grown(array: I64, rows: int) -> I64:
-    """The array with more rows, new ones 0."""
-    out = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
-    out[: array.shape[0]] = array
-    return out

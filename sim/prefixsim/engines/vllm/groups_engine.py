@@ -16,11 +16,11 @@ import numpy.typing as npt
 from prefixsim.engines.contract import EngineInputs, Progress
 from prefixsim.engines.vllm import state as st
 from prefixsim.engines.vllm.facts import Settings
+from prefixsim.engines.vllm.front_end import MAX_TIMELINE_ROWS, FrontEnd, as_columns, grown
 from prefixsim.engines.vllm.groups_scheduler import Batch, SchedulerRules
 from prefixsim.engines.vllm.groups_timed import TimedJob, TimedScheduler, longest_sequence
 from prefixsim.engines.vllm.groups_twin import GroupRequest, GroupRules
 from prefixsim.engines.vllm.process_kernels import halve_timeline, roll_window, write_timeline
-from prefixsim.engines.vllm.queue_kernels import enqueue
 from prefixsim.engines.vllm.statistics import counters, notes, totals
 from prefixsim.hardware.step_kernels import prefill_item, step_ns
 from prefixsim.records import (
@@ -31,20 +31,16 @@ from prefixsim.records import (
     REQ_FIRST_TOKEN_NS,
     REQ_STATUS,
     STATUS_FINISHED,
-    STATUS_REJECTED,
     TIMELINE_COLUMNS,
     EngineRecord,
 )
 
-MAX_TIMELINE_ROWS = 1 << 18
-
 
 @dataclass(slots=True)
 class TimedBatch:
-    """A step in flight: its decision, the times of its batch, and a row of the timeline (HEAD_COLS)."""
+    """A step in flight: its decision, and a row of the timeline (HEAD_COLS)."""
 
     batch: Batch
-    end_ns: int
     head: I64
 
 
@@ -60,7 +56,6 @@ class GroupsEngine:
         self.capacity_tokens = (s.num_gpu_blocks - 1) * s.block_size
         self.state = np.zeros(st.I_COLS, dtype=np.int64)
         self.state[st.I_BLOCK_SIZE] = s.block_size
-        self.state[st.I_LAST_END] = -1
         self.state[st.I_STRIDE] = 1
         self.scheduler = TimedScheduler(rules, _scheduler_rules(s), self.state, inputs.rows)
         self.queue = np.zeros((16, st.QUEUE_COLS), dtype=np.int64)
@@ -71,33 +66,22 @@ class GroupsEngine:
         self.now = self.end = self.following = self.until = 0
         self.stuck = False
         self.seen = (0, 0, 0)
-        self.refused: list[tuple[int, int]] = []
-        self.n_refused = 0
+        self.front_end = FrontEnd(inputs, s.max_model_len - 1, inputs.costs.host.hash_ns_per_token)
 
     def submit(self, requests: npt.NDArray[np.int64], at_ns: npt.NDArray[np.int64]) -> None:
         """Requests reach this replica. Prompts that can never fit are refused at once, as vLLM's front end does."""
-        requests, at_ns = np.ascontiguousarray(requests, dtype=np.int64), np.ascontiguousarray(at_ns, dtype=np.int64)
-        submitted = int(self.state[st.I_SUBMITTED])
-        if submitted + requests.shape[0] > self.queue.shape[0]:
-            longer = np.zeros((max(submitted + requests.shape[0], 2 * submitted), st.QUEUE_COLS), dtype=np.int64)
-            longer[:submitted] = self.queue[:submitted]
-            self.queue = longer
-        w, rows = self.inputs.workload, self.inputs.rows
-        refused = enqueue(
-            self.state, self.queue, rows, w.prompt_tokens, requests, at_ns, self.inputs.replica,
-            self.inputs.costs.host.hash_ns_per_token, self.settings.max_model_len - 1,
-        )  # fmt: skip
-        if refused:
-            self.n_refused += int(refused)
-            out = (rows[requests, REQ_STATUS] == STATUS_REJECTED) & self.inputs.awaited[requests]
-            self.refused += zip(requests[out].tolist(), at_ns[out].tolist(), strict=True)
+        requests, at_ns = as_columns(requests, at_ns)
+        total = int(self.state[st.I_SUBMITTED]) + requests.shape[0]
+        if total > self.queue.shape[0]:
+            self.queue = grown(self.queue, max(total, 2 * self.queue.shape[0]))
+        self.front_end.take_in(self.state, self.queue, requests, at_ns)
 
     def advance(self, until_ns: int) -> Progress:
         """Runs steps while the next schedule instant is < until_ns. A refused request that somebody waits for counts as
         completed when it was refused."""
-        if self.refused:
-            completed, self.refused = np.array(self.refused, dtype=np.int64), []
-            return self._progress(completed)
+        refused = self.front_end.completed()
+        if refused is not None:
+            return self._progress(refused)
         self.until = until_ns
         done = self._run(until_ns)
         return self._progress(np.array(done, dtype=np.int64).reshape(-1, 2))
@@ -200,11 +184,11 @@ class GroupsEngine:
         head[st.H_EVICTED] = s.cache.pool.evicted
         head[st.H_PREEMPTIONS] = self.state[st.I_PREEMPTIONS]
         head[st.H_LOOKUP], head[st.H_CACHED] = self.state[st.I_FIRST_LOOKUP], self.state[st.I_FIRST_CACHED]
-        return TimedBatch(batch, self.end, head)
+        return TimedBatch(batch, head)
 
     def _process(self, timed: TimedBatch) -> list[tuple[int, int]]:
         """Takes in a step's output; the engine's clock is then at its end. Returns awaited requests that ended."""
-        s, state, end, done = self.scheduler, self.state, timed.end_ns, []
+        s, state, end, done = self.scheduler, self.state, int(timed.head[st.H_END_NS]), []
         s.step = s.cache.now_ns = self.now = end
         for job in s.process(timed.batch):
             assert isinstance(job, TimedJob)
@@ -222,12 +206,11 @@ class GroupsEngine:
                 del s.requests[job.order]
                 if self.inputs.awaited[r]:
                     done.append((r, end))
-        state[st.I_LAST_END] = end
         state[st.I_RUNNING] = len(s.running)
         roll_window(state, self.window)
         if state[st.I_STEPS] // state[st.I_STRIDE] >= self.timeline.shape[0]:
             if self.timeline.shape[0] < MAX_TIMELINE_ROWS:
-                self.timeline = np.concatenate([self.timeline, np.zeros_like(self.timeline)])
+                self.timeline = grown(self.timeline, 2 * self.timeline.shape[0])
             else:
                 halve_timeline(state, self.timeline)
         write_timeline(state, self.timeline, timed.head)
@@ -270,9 +253,9 @@ class GroupsEngine:
             capacity_tokens=self.capacity_tokens,
             timeline=self.timeline[: s[st.I_TIMELINE]],
             gaps=np.array(sorted(self.gaps.items()), dtype=np.int64).reshape(-1, 2),
-            totals=totals(s, settings, self.n_refused),
+            totals=totals(s, settings, self.front_end.n_refused),
             counters=counters(s, settings, cache.used_blocks()),
-            notes=(*notes(s, settings, self.inputs, self.n_refused), _group_note(cache.rules)),
+            notes=(*notes(s, settings, self.inputs, self.front_end.n_refused), _group_note(cache.rules)),
             timeline_stride=int(s[st.I_STRIDE]),
             **extra,
         )
